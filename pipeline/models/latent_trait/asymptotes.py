@@ -40,7 +40,6 @@ from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, FitWarning
 from pipeline.models.latent_trait.confirmatory import (
     ConfirmatoryTrait,
-    count_smallest_group,
     find_free_items,
     get_items,
     get_traits,
@@ -49,7 +48,6 @@ from pipeline.models.latent_trait.confirmatory import (
 from pipeline.models.latent_trait.em import (
     LatentTraitParams,
     TraitGroup,
-    count_population,
     e_step,
     make_params,
     nodes_from_working,
@@ -82,7 +80,6 @@ from pipeline.numerics.logistic.asymptotes import (
     to_logits,
 )
 from pipeline.numerics.logistic.latent_nodes import Nodes
-from pipeline.numerics.logistic.slope_prior import compute_slope_penalty
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.sums import Sums
@@ -263,25 +260,19 @@ class AsymptoteTrait(ConfirmatoryTrait):
         """Return the mean log-likelihood per row plus the log prior of all items, nats."""
         constant = np.flatnonzero((params.weights == 0).all(axis=1))
         design = self._make_design(constant, params.offsets)
-        log_prior = self._sum_log_prior(design, params, count_population(statistics))
+        log_prior = self._sum_log_prior(design, params)
         return (statistics.objective + log_prior) / statistics.weight
 
-    def _sum_log_prior(
-        self, design: GroupDesign, params: LatentTraitParams, n_rows: float
-    ) -> float:
-        squares = self._sum_squared_slopes(params)
-        penalty = compute_slope_penalty(self.prior_precision, squares, n_rows)
+    def _sum_log_prior(self, design: GroupDesign, params: LatentTraitParams) -> float:
         free = design.collect(get_items(params))
-        return sum_log_prior(free, self._list_priors(design)) - penalty
+        return sum_log_prior(free, self._list_priors(design)) + self._get_log_prior(params)
 
-    def _update_items(self, design: GroupDesign, state: FitState, statistics: Sums) -> Array:
-        """Run the M-step for items, given the traits of the last pass."""
+    def _take_item_step(self, design: GroupDesign, state: FitState, statistics: Sums) -> Array:
         mean, covariance = get_traits(state.params)
         nodes = nodes_from_working(state.working)
         assert nodes is not None
         counts = NodeCounts(nodes.points, statistics.values["ones"], statistics.values["mass"])
-        precision = self._limit_precision(state.params, count_population(statistics))
-        priors = self._list_priors(design, precision)
+        priors = self._list_priors(design, self.prior_precision)
         items = get_items(state.params)
         return take_scoring_step(design, items, mean, factorize(covariance), counts, priors)
 
@@ -301,13 +292,12 @@ class AsymptoteTrait(ConfirmatoryTrait):
 
     def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
         """Continue with more nodes if the items became too steep for those of this stage."""
-        if self.nodes:
-            return None
-        nodes = self._make_nodes(state.params, 1.0)
-        spacing = float(nodes.points[1, 0] - nodes.points[0, 0])
-        if float(state.working["node_spacing"]) <= _MAX_SPACING_RATIO * spacing:
-            return None
-        return self._choose_nodes(state)
+        if not self.nodes:
+            nodes = self._make_nodes(state.params, 1.0)
+            spacing = float(nodes.points[1, 0] - nodes.points[0, 0])
+            if float(state.working["node_spacing"]) > _MAX_SPACING_RATIO * spacing:
+                return self._choose_nodes(state)
+        return self._begin_scaling(state, statistics)
 
     def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Add diagnostics and warnings, and leave out what was not estimated."""
@@ -349,21 +339,19 @@ class AsymptoteTrait(ConfirmatoryTrait):
         gradient[place] = sum_item_scores(working["points"], *counts, derivatives)
         return gradient
 
-    def _compute_prior_curvature(
-        self, design: GroupDesign, params: LatentTraitParams, n_rows: float
-    ) -> Array:
-        """Return minus the second derivatives of the log prior, (n_free, n_free).
+    def _compute_prior_curvature(self, design: GroupDesign, params: LatentTraitParams) -> Array:
+        """Return minus the second derivatives of the log prior, (n_free,).
 
         Asymptotes at 0 without a prior are given one, so that they count as known: otherwise no
         parameter of their items would have an error.
         """
         free = design.collect(get_items(params))
-        curvature = differentiate_log_prior(free, self._list_priors(design))[1]
+        priors = self._list_priors(design, self._get_precision(params))
+        curvature = differentiate_log_prior(free, priors)[1]
         logits = design.index[:, :, -2:]
         is_asymptote = np.isin(np.arange(design.n_free), logits)
         is_at_boundary = is_asymptote & (curvature == 0) & (expit(free) < _BOUNDARY)
-        own = np.diag(np.where(is_at_boundary, 1.0, curvature))
-        return own + super()._compute_prior_curvature(design, params, n_rows)
+        return np.where(is_at_boundary, 1.0, curvature)
 
     def _list_other_errors(self, params: LatentTraitParams, errors: Array) -> dict[str, Array]:
         """Return standard errors of asymptotes, as probabilities, by the delta method."""
@@ -395,8 +383,7 @@ class AsymptoteTrait(ConfirmatoryTrait):
 
     def _add_likelihood(self, state: FitState, statistics: Sums, n_parameters: int) -> FitState:
         design, params = self._get_design(state), state.params
-        log_prior = self._sum_log_prior(design, params, count_smallest_group(statistics))
-        found: dict[str, Any] = {"log_prior": log_prior}
+        found: dict[str, Any] = {"log_prior": self._sum_log_prior(design, params)}
         if self._has_structure:
             state = super()._add_likelihood(state, statistics, n_parameters)
             found |= state.diagnostics["fit_statistics"]

@@ -52,7 +52,6 @@ from pipeline.models.latent_trait.em import (
     MAX_SLOPE,
     LatentTraitParams,
     TraitGroup,
-    count_population,
     e_step,
     grid_from_working,
     make_params,
@@ -104,7 +103,6 @@ from pipeline.numerics.logistic.bifactor import (
 )
 from pipeline.numerics.logistic.centred_points import TraitItems
 from pipeline.numerics.logistic.latent_nodes import MAX_COMPONENTS
-from pipeline.numerics.logistic.slope_prior import differentiate_penalty_twice
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, pool_margins
@@ -375,8 +373,6 @@ class ConfirmatoryTrait(LatentTrait):
 
     def _sum_squared_slopes(self, params: LatentTraitParams) -> float:
         """Return Σ w² of the distinct slopes that are estimated."""
-        if not self.prior_precision:
-            return 0.0
         none = np.empty(0, np.int64)
         design = self._make_design(none, np.zeros(len(params.offsets)))
         slopes = get_items(params)
@@ -387,9 +383,9 @@ class ConfirmatoryTrait(LatentTrait):
         self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
     ) -> FitState:
         """Run the M-step for items and traits."""
-        design, params, values = self._get_design(state), state.params, statistics.values
+        params, values = state.params, statistics.values
+        design, items = self._update_items(state, statistics)
         mean, covariance = get_traits(params)
-        items = self._update_items(design, state, statistics)
         is_resolved = represents_all_scales(params, state.working, statistics)
         items, mean, covariance = update_traits(
             design, items, mean, covariance, values["moments"], is_resolved
@@ -413,8 +409,18 @@ class ConfirmatoryTrait(LatentTrait):
         auxiliary = {**state.auxiliary, "diverging": np.flatnonzero(diverging)}
         return replace(state, params=params, auxiliary=auxiliary)
 
-    def _update_items(self, design: GroupDesign, state: FitState, statistics: Sums) -> Array:
-        """Run the M-step for items, given the traits of the last pass."""
+    def _update_items(self, state: FitState, statistics: Sums) -> tuple[GroupDesign, Array]:
+        """Run the M-step for items, given the traits of the last pass; return also the design.
+
+        When the scale of the traits is estimated, items stay.
+        """
+        if state.params.log_prior is not None:
+            without_prior = replace(self, prior_precision=0.0)
+            return without_prior._get_design(state), get_items(state.params)
+        design = self._get_design(state)
+        return design, self._take_item_step(design, state, statistics)
+
+    def _take_item_step(self, design: GroupDesign, state: FitState, statistics: Sums) -> Array:
         mean, covariance = get_traits(state.params)
         return take_group_step(
             design,
@@ -423,7 +429,7 @@ class ConfirmatoryTrait(LatentTrait):
             factorize(covariance),
             statistics.values["gradient"],
             statistics.values["curvature"],
-            self._limit_precision(state.params, count_population(statistics)),
+            self.prior_precision,
         )
 
     def pack_params(self, params: LatentTraitParams) -> Array:
@@ -450,8 +456,8 @@ class ConfirmatoryTrait(LatentTrait):
     def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
         """Continue with more nodes if they are needed."""
         following = super().next_stage(state, statistics)
-        if following is None:
-            return None
+        if following is None or following.params.log_prior is not None:
+            return following
         return replace(following, params=state.params)  # slopes are not scaled back
 
     def choose_axes(self, state: FitState) -> LatentTraitParams:
@@ -563,16 +569,12 @@ class ConfirmatoryTrait(LatentTrait):
         """Return further arrays of standard errors, given those of items in each group."""
         return {}
 
-    def _compute_prior_curvature(
-        self, design: GroupDesign, params: LatentTraitParams, n_rows: float
-    ) -> Array:
-        """Return minus the second derivatives of the log prior, (n_free, n_free)."""
+    def _compute_prior_curvature(self, design: GroupDesign, params: LatentTraitParams) -> Array:
+        """Return minus the second derivatives of the log prior, (n_free,)."""
         slopes = design.index[:, :, : design.n_components]
-        is_slope = np.isin(np.arange(design.n_free), slopes)
-        free = np.where(is_slope, design.collect(get_items(params)), 0.0)
-        return differentiate_penalty_twice(
-            self.prior_precision, free, n_rows, is_slope.astype(np.float64)
-        )
+        curvature = np.zeros(design.n_free)
+        curvature[slopes[slopes >= 0]] = self._get_precision(params)
+        return curvature
 
     def _count_parameters(self, design: GroupDesign) -> int:
         return count_group_parameters(design)
@@ -588,7 +590,7 @@ class ConfirmatoryTrait(LatentTrait):
             information,
             score,
             products,
-            self._compute_prior_curvature(design, state.params, count_smallest_group(statistics)),
+            self._compute_prior_curvature(design, state.params),
         )
 
     def _scale_information(
@@ -805,11 +807,6 @@ def _reduce_pattern(structure: Structure, correlations: str) -> TraitBlocks | No
     blocks = find_trait_blocks(loads)
     is_smaller = blocks is not None and len(blocks.general) + 1 < loads.shape[1]
     return blocks if is_smaller else None
-
-
-def count_smallest_group(statistics: Sums) -> float:
-    """Return the rows, or sum of their weights, of the smallest group in the last pass."""
-    return float(statistics.values["group_weight"].min())
 
 
 def convert_code_moments(sums: Arrays, root: Array) -> Arrays:

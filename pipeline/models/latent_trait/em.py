@@ -64,7 +64,6 @@ from pipeline.numerics.logistic.newton_step import (
     take_newton_step,
 )
 from pipeline.numerics.logistic.parameter_expansion import TraitGaussian, estimate_trait_gaussian
-from pipeline.numerics.logistic.slope_prior import limit_precision
 from pipeline.numerics.logistic.trait_scores import RowRegression
 from pipeline.numerics.spectra.linalg import fix_signs
 from pipeline.params import NumberRange, array_field, optional_array_field
@@ -228,6 +227,9 @@ class LatentTraitParams:
         standard errors.
     group_level_offsets, group_level_weights, group_deviations
         Those of each group, with standard errors; None without groups.
+    log_prior
+        Logarithm of the prior of slopes, nats, before the scale of the traits was estimated; None
+        if it was not, because the prior hardly moved the traits.
     """
 
     weights: Array = array_field("feature", "component", allowed=_STORED_RANGE)
@@ -291,6 +293,7 @@ class LatentTraitParams:
         "segment", "continuous", allowed=NumberRange(above=0)
     )
     group_deviations_error: Array | None = optional_array_field("segment", "continuous")
+    log_prior: Array | None = optional_array_field()
 
     @property
     def free_parameters(self) -> Array:
@@ -657,8 +660,6 @@ def m_step(
     feature grow without bound, (n_features,).
     """
     values, q = sums.values, params.weights.shape[1]
-    squares = float((params.weights**2).sum())
-    prior_precision = limit_precision(prior_precision, squares, count_population(sums))
     traits = TraitGaussian(np.zeros(q), np.eye(q))
     if is_expanded:
         traits = estimate_trait_gaussian(values["moments"], params.weights, prior_precision)
@@ -684,14 +685,6 @@ def m_step(
         weights, offsets = variational_m_step(values["curvature"], values["target"], precision)
     weights, offsets = traits.absorb(weights, offsets)
     return np.column_stack([weights, offsets]), np.linalg.norm(weights, axis=1) > MAX_SLOPE
-
-
-def count_population(sums: Sums) -> float:
-    """Return the number of rows, or sum of their weights, that hold the scale of the traits.
-
-    With groups, it is that of the smallest.
-    """
-    return float(sums.values["moments"][..., -1, -1].min())
 
 
 def variational_posterior(params: LatentTraitParams, block: BinaryBlock) -> VariationalPosterior:

@@ -156,8 +156,7 @@ def compute_group_errors(
         Σ_n s sᵀ in the parameters of the fit, (n_parameters, n_parameters), for the sandwich; None
         for the inverse of the information.
     prior_curvature
-        Minus the second derivatives of the log prior of the free parameters of items,
-        (n_free, n_free).
+        Minus the second derivatives of the log prior of the free parameters of items, (n_free,).
     """
     root, places = factorize(covariance), place_traits(design)
     total, slope = -sum_second_derivatives(design, places, score), np.zeros(places.n_parameters)
@@ -165,7 +164,8 @@ def compute_group_errors(
         derivatives = differentiate_items(design, places, items, mean, root, group)
         total += derivatives.T @ own @ derivatives
         slope += score[group].reshape(-1) @ derivatives
-    total[: design.n_free, : design.n_free] += prior_curvature
+    item_places = np.arange(design.n_free)
+    total[item_places, item_places] += prior_curvature
     constraints = np.zeros((0, len(total)))
     if design.is_rotatable:
         constraints = list_axis_constraints(design, items, len(total))

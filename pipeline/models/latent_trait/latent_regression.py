@@ -40,7 +40,6 @@ from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.models.latent_trait.confirmatory import (
     ConfirmatoryTrait,
-    count_smallest_group,
     get_items,
     get_traits,
     with_groups,
@@ -181,7 +180,7 @@ class LatentRegression(ConfirmatoryTrait):
         design, values = self._get_design(state), statistics.values
         check_covariates(design, values["covariate_products"], self._covariates.names)
         params, coefficients = self._center(design, state.params)
-        items = self._update_items(design, replace(state, params=params), statistics)
+        design, items = self._update_items(replace(state, params=params), statistics)
         regression = Regression(*get_traits(params), coefficients)
         is_resolved = represents_all_scales(params, state.working, statistics)
         if is_resolved or not design.is_expanded:
@@ -289,7 +288,7 @@ class LatentRegression(ConfirmatoryTrait):
             score,
             statistics.values,
             products,
-            self._compute_prior_curvature(design, centred, count_smallest_group(statistics)),
+            self._compute_prior_curvature(design, centred),
             self._scale,
             get_coefficients(state.params)[1] / self._scale,
         )

@@ -76,7 +76,6 @@ from pipeline.models.latent_trait.em import (
     choose_first_grid,
     count_max_nodes,
     count_own_nodes,
-    count_population,
     describe_own_nodes,
     e_step,
     estimate_integration_error,
@@ -143,7 +142,7 @@ from pipeline.numerics.logistic.latent_nodes import (
 from pipeline.numerics.logistic.lattice_nodes import estimate_lattice_e_step
 from pipeline.numerics.logistic.lattice_posterior import posterior_on_lattice
 from pipeline.numerics.logistic.logistic_sites import ep_posterior
-from pipeline.numerics.logistic.slope_prior import compute_slope_penalty, limit_precision
+from pipeline.numerics.logistic.parameter_expansion import estimate_trait_gaussian
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, pool_margins
@@ -167,6 +166,7 @@ _LEAST_GAIN = 3.0  # of held-out rows by one more component, nats; chance gives 
 SEARCH_TOL = 1e-5  # of the search for the number of components
 _MAX_FAST_COMPONENTS = 2
 _MAX_START_COLUMNS = 4  # further components start at random
+_MAX_STRETCH = 0.018  # of the traits' standard deviation by a prior of slopes
 _STRETCH, _STRETCHED_TOL = 1.3, 1e-4  # of the stage on a lattice with fewer nodes
 _EMPTY_COLUMN_SIZE = 0.1  # columns with a smaller root mean square are drawn again
 _ZERO_WEIGHT = 0.02  # components and features whose largest weight is below this count as empty
@@ -194,8 +194,8 @@ class LatentTrait(Model):
         components, and ends with equally spaced ones, or with up to 31, 17 or 9 per axis for each
         row, until the log-likelihood of all rows is exact to 1e-3 nats. None takes 500 draws.
     prior_precision
-        Precision of a normal prior on the weights; above 0, separable items stay finite. With many
-        items and few rows it is lower, so that the traits keep their scale.
+        Precision of a normal prior on the weights; above 0, separable items stay finite. Where it
+        would stretch the traits, their scale is estimated afterwards.
     equal_slopes
         `yes` gives all items the same weight; requires one component and quadrature or sampling.
         Continuous items have weights of their own.
@@ -592,18 +592,23 @@ class LatentTrait(Model):
 
     def objective(self, params: LatentTraitParams, statistics: Sums) -> float:
         """Return the mean log-likelihood per row (or its bound) plus the log prior, nats."""
-        squares = self._sum_squared_slopes(params)
-        n_rows = count_population(statistics)
-        penalty = compute_slope_penalty(self.prior_precision, squares, n_rows)
-        return (statistics.objective - penalty) / statistics.weight
+        return (statistics.objective + self._get_log_prior(params)) / statistics.weight
+
+    def _get_log_prior(self, params: LatentTraitParams) -> float:
+        """Return the log prior of `prior_precision`, on the scale of the traits before the last."""
+        if params.log_prior is not None:
+            return float(params.log_prior)
+        return -0.5 * self.prior_precision * self._sum_squared_slopes(params)
 
     def _sum_squared_slopes(self, params: LatentTraitParams) -> float:
         """Return Σ w² of the slopes that have the prior of `prior_precision`."""
         return float((params.weights**2).sum())
 
-    def _limit_precision(self, params: LatentTraitParams, n_rows: float) -> float:
-        """Return the precision of the prior at these parameters, see `slope_prior`."""
-        return limit_precision(self.prior_precision, self._sum_squared_slopes(params), n_rows)
+    def _get_precision(self, params: LatentTraitParams) -> float:
+        """Return the precision of the prior on the final scale of the traits."""
+        if params.log_prior is None:
+            return self.prior_precision
+        return -2 * float(params.log_prior) / self._sum_squared_slopes(params)
 
     def mean_log_likelihood(self, params: Any, statistics: Sums) -> float:
         """Return the log-likelihood per row, or its bound, nats."""
@@ -627,6 +632,8 @@ class LatentTrait(Model):
         """Run the M-step; constant features keep their parameters."""
         nodes = nodes_from_working(state.working)
         is_expanded = represents_all_scales(state.params, state.working, statistics)
+        if state.params.log_prior is not None:
+            return self._scale_traits(state, statistics) if is_expanded else state
         free, diverging = m_step(
             state.params,
             nodes,
@@ -660,9 +667,36 @@ class LatentTrait(Model):
                 state.params.weights, _component_rng(state), state.auxiliary["constant"]
             )
             return self._begin_stage(state, weights, 0.0, self._last_estimator(weights.shape[1]))
-        if self.nodes is not None:
+        finer = None
+        if self.nodes is None:
+            finer = begin_finer_stage(state, statistics, self._list_group_items(state.params))
+        if finer is None:
+            return self._begin_scaling(state, statistics)
+        # Estimates of the scale keep the ratios of slopes.
+        return finer if state.params.log_prior is None else replace(finer, params=state.params)
+
+    def _scale_traits(self, state: FitState, statistics: Sums) -> FitState:
+        """Estimate the distribution of the traits, and absorb it in the items."""
+        params = state.params
+        traits = estimate_trait_gaussian(statistics.values["moments"], params.weights)
+        moved = np.column_stack(traits.absorb(params.weights, params.offsets))
+        return replace(state, params=params.with_free_parameters(moved))
+
+    def _begin_scaling(self, state: FitState, statistics: Sums) -> FitState | None:
+        """Start a last stage, which only estimates the distribution of the traits.
+
+        With many items and few rows, a prior that pulls all slopes towards 0 stretches the traits
+        of the fitted rows beyond the variance 1 that scores assume. Given the ratios of the slopes,
+        the stage finds the likeliest distribution of the traits, and makes it standard again. None
+        if the prior hardly moved the traits, or known items fix their scale.
+        """
+        if not self.prior_precision or state.params.log_prior is not None:
             return None
-        return begin_finer_stage(state, statistics, self._list_group_items(state.params))
+        log_prior = np.array(self._get_log_prior(state.params))
+        scaling = replace(state, params=replace(state.params, log_prior=log_prior))
+        moved = self.update(scaling, statistics, map, np.random.default_rng(0)).params
+        squares = self._sum_squared_slopes(moved), self._sum_squared_slopes(state.params)
+        return scaling if squares[0] > (1 + _MAX_STRETCH) ** 2 * squares[1] else None
 
     def _list_group_items(self, params: LatentTraitParams) -> list[TraitItems]:
         """Return the items of all groups as functions of standard normal traits."""
@@ -813,8 +847,7 @@ class LatentTrait(Model):
             params.weights,
             _scale_sums(state, statistics),
             state.diagnostics["errors"],
-            self.prior_precision,
-            float(state.auxiliary["weight"]),
+            self._get_precision(params),
             fixed,
             self._has_equal_slopes,
         )

@@ -127,7 +127,8 @@ def compute_regression_errors(
         information, differentiate_regression(design, items, regression), strict=True
     ):
         total += derivatives.T @ own @ derivatives
-    total[: design.n_free, : design.n_free] += prior_curvature
+    item_places = np.arange(design.n_free)
+    total[item_places, item_places] += prior_curvature
     constraints = np.zeros((0, len(total)))
     if design.is_rotatable:
         constraints = list_axis_constraints(design, items, len(total))

@@ -47,7 +47,6 @@ from pipeline.numerics.logistic.latent_nodes import (
 from pipeline.numerics.logistic.lattice_nodes import lattice_e_step, list_lattice_nodes
 from pipeline.numerics.logistic.lattice_posterior import posterior_on_lattice
 from pipeline.numerics.logistic.logistic_sites import sum_ep_score_products
-from pipeline.numerics.logistic.slope_prior import differentiate_penalty_twice, limit_precision
 from pipeline.numerics.logistic.trait_scores import (
     HasMoments,
     RowRegression,
@@ -468,7 +467,6 @@ def standard_errors(
     sums: Mapping[str, NDArray[Any]],
     form: str,
     prior_precision: float,
-    n_rows: float,
     fixed: NDArray[np.bool_],
     equal_slopes: bool,
 ) -> ItemErrors:
@@ -482,19 +480,14 @@ def standard_errors(
         Sums over all rows: `curvature`, `spread`, `products` of `numerics.logistic.trait_scores`.
     prior_precision, equal_slopes
         As in the settings; the precision adds to the information.
-    n_rows
-        Sum of the weights of all rows.
     fixed
         Features whose parameters were not estimated, or diverge, (n_features,).
     """
     n_features, q = weights.shape
+    prior = np.tile(np.append(np.full(q, prior_precision), 0.0), n_features)
     if "item_variance" in sums:
-        limited = limit_precision(prior_precision, float((weights**2).sum()), n_rows)
-        return _invert_blocks(weights, sums, limited, fixed)
-    slopes = np.column_stack([weights, np.zeros(n_features)]).ravel()
-    is_slope = np.tile(np.append(np.ones(q), 0.0), n_features)
-    information = _compute_information(sums, form)
-    information += differentiate_penalty_twice(prior_precision, slopes, n_rows, is_slope)
+        return _invert_blocks(weights, sums, prior_precision, fixed)
+    information = _compute_information(sums, form) + np.diag(prior)
     covariance, unknown = None, fixed
     if not equal_slopes and not fixed.all():
         covariance = _invert_regular(information, weights, fixed)

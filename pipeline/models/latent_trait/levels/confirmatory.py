@@ -48,11 +48,7 @@ from pipeline.models.latent_trait.confirmatory import (
     find_free_items,
     get_traits,
 )
-from pipeline.models.latent_trait.em import (
-    LatentTraitParams,
-    count_population,
-    represents_all_scales,
-)
+from pipeline.models.latent_trait.em import LatentTraitParams, represents_all_scales
 from pipeline.models.latent_trait.group_design import (
     GroupDesign,
     compose_covariances,
@@ -405,10 +401,6 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
         _, places = np.unique(self._slopes[loads], return_index=True)
         return np.asarray(params.weights[loads][places])
 
-    def _stack_group_forms(self, params: LatentTraitParams) -> Array:
-        """Return the forms of all groups, (n_groups n_forms, q + 1)."""
-        return np.concatenate([own.to_forms() for own in self._list_items(params)])
-
     def _list_items(self, params: LatentTraitParams) -> list[LevelItems]:
         """Return the items of each group as functions of x."""
         return [params.get_level_items(self.items, group) for group in range(self.n_groups)]
@@ -419,19 +411,26 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
         """Run the M-step for items and traits; constant features keep their parameters."""
         params, sums = state.params, statistics.values
         design, (mean, covariance) = self._get_design(state.auxiliary, params), get_traits(params)
-        forms = self._update_forms(design, params, state.working["points"], statistics)
+        traits, forms = self._update_forms(design, params, state.working["points"], sums)
         is_resolved = not self.nodes or represents_all_scales(params, state.working, statistics)
         forms, mean, covariance = update_traits(
-            self._trait_design, forms, mean, covariance, sums["moments"], is_resolved
+            traits, forms, mean, covariance, sums["moments"], is_resolved
         )
         forms = self._apply_design(design, forms)
         return self._finish_update(state, self._with_groups(params, forms, mean, covariance))
 
     def _update_forms(
-        self, design: LevelDesign, params: LatentTraitParams, points: Array, statistics: Sums
-    ) -> Array:
-        """Run the M-step for items, given the traits; return (n_groups, n_forms, q + 1)."""
-        sums, (mean, covariance) = statistics.values, get_traits(params)
+        self, design: LevelDesign, params: LatentTraitParams, points: Array, sums: Arrays
+    ) -> tuple[GroupDesign, Array]:
+        """Run the M-step for items, given the traits; return (n_groups, n_forms, q + 1).
+
+        Return also the design of the traits. When their scale is estimated, items stay.
+        """
+        if params.log_prior is not None:
+            without_prior = replace(self, prior_precision=0.0)
+            forms = np.stack([items.to_forms() for items in self._list_items(params)])
+            return without_prior._trait_design, forms
+        mean, covariance = get_traits(params)
         changes = list_changes(mean, factorize(covariance))
         groups = [
             ItemGroup.transform(
@@ -442,9 +441,8 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
             )
             for group, items in enumerate(self._list_items(params))
         ]
-        precision = self._limit_precision(params, count_population(statistics))
-        forms = take_level_steps(design, groups, precision)
-        return np.stack(np.split(forms, self.n_groups))
+        forms = take_level_steps(design, groups, self.prior_precision)
+        return self._trait_design, np.stack(np.split(forms, self.n_groups))
 
     def _measure_slopes(self, params: LatentTraitParams) -> Array:
         """Return the length of each item's slopes, (n_features,), the largest of all groups."""

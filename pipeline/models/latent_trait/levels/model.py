@@ -54,7 +54,6 @@ from pipeline.models.latent_trait.em import (
     LatentTraitParams,
     NodeGrid,
     checks_from_working,
-    count_population,
     make_params,
     nodes_from_working,
     represents_all_scales,
@@ -123,7 +122,6 @@ from pipeline.numerics.logistic.latent_nodes import (
     Nodes,
 )
 from pipeline.numerics.logistic.parameter_expansion import estimate_trait_gaussian
-from pipeline.numerics.logistic.slope_prior import differentiate_penalty_twice
 from pipeline.numerics.logistic.trait_scores import RowRegression, leave_out_saturated
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
@@ -456,18 +454,22 @@ class OrdinalTrait(LatentTrait):
     ) -> FitState:
         """Run the M-step; constant features keep their parameters."""
         params, sums, points = state.params, statistics.values, state.working["points"]
+        if params.log_prior is not None:
+            forms = self._stack_forms(params)
+            traits = estimate_trait_gaussian(sums["moments"], params.weights)
+            forms = np.column_stack(traits.absorb(forms[:, :-1], forms[:, -1]))
+            return self._finish_update(state, with_forms(params, forms, self.items))
         design = self._get_design(state.auxiliary, params)
         items, matrix = params.get_level_items(self.items), np.eye(points.shape[1] + 1)
-        precision = self._limit_precision(params, count_population(statistics))
         if not self.nodes or represents_all_scales(params, state.working, statistics):
             penalized = self._get_penalized_weights(params)
-            traits = estimate_trait_gaussian(sums["moments"], penalized, precision)
+            traits = estimate_trait_gaussian(sums["moments"], penalized, self.prior_precision)
             forms = items.to_forms()
             items = items.with_forms(np.column_stack(traits.absorb(forms[:, :-1], forms[:, -1])))
             matrix = traits.standardization
         level_sums = LevelSums(*(sums[name] for name in LevelSums._fields))
         group = ItemGroup.transform(items, points, level_sums, matrix)
-        forms = take_level_steps(design, [group], precision)
+        forms = take_level_steps(design, [group], self.prior_precision)
         return self._finish_update(state, with_forms(params, forms, self.items))
 
     def _finish_update(self, state: FitState, params: LatentTraitParams) -> FitState:
@@ -490,10 +492,6 @@ class OrdinalTrait(LatentTrait):
     def _stack_forms(self, params: LatentTraitParams) -> Array:
         return params.get_level_items(self.items).to_forms()
 
-    def _stack_group_forms(self, params: LatentTraitParams) -> Array:
-        """Return the forms of all groups, (n_groups n_forms, q + 1)."""
-        return self._stack_forms(params)
-
     def unpack_params(self, params: LatentTraitParams, packed: Array, weight: float) -> Any:
         """Return the parameters with these weights and offsets of forms."""
         return with_forms(params, packed, self.items)
@@ -506,11 +504,11 @@ class OrdinalTrait(LatentTrait):
         stretch = float(state.working.get("stretch", 0.0))
         if stretch > last or self._has_coarse_nodes(state, _MAX_SPACING_RATIO):
             return self._choose_nodes(state, min(stretch, last))
-        if not stretch or float(statistics.values["error"]) <= MAX_INTEGRATION_ERROR:
-            return None
-        finer = self._choose_nodes(state, _FINER * stretch)
-        is_finer = finer.working["spacing"] < 0.99 * state.working["spacing"]
-        return finer if is_finer else None
+        if stretch and float(statistics.values["error"]) > MAX_INTEGRATION_ERROR:
+            finer = self._choose_nodes(state, _FINER * stretch)
+            if finer.working["spacing"] < 0.99 * state.working["spacing"]:
+                return finer
+        return self._begin_scaling(state, statistics)
 
     def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Rotate the weights, and add difficulties, diagnostics and warnings."""
@@ -754,14 +752,9 @@ class OrdinalTrait(LatentTrait):
         information = scale * sums["products"]
         if form != "crossproduct":
             information = scale * (sums["curvature"] - sums["spread"]) + information
-        rows, n_rows = state.params.segment_rows, statistics.weight
-        if rows is not None:
-            n_rows *= float(rows.min() / rows.sum())
-        slopes, n = design.collect(self._stack_group_forms(state.params)), design.n_free
-        information[:n, :n] += differentiate_penalty_twice(
-            self.prior_precision, slopes, n_rows, design.n_priors
-        )
-        return information
+        prior = np.zeros(len(information))
+        prior[: design.n_free] = self._get_precision(state.params) * design.n_priors
+        return information + np.diag(prior)
 
     def _list_axis_constraints(self, design: LevelDesign, params: LatentTraitParams) -> Array:
         """Return the gradients of Σ_i w_ia w_ib for a < b, (q (q − 1) / 2, n_free)."""

@@ -130,11 +130,11 @@ class OrdinalRegression(ConfirmatoryOrdinalTrait):
         """Run the M-step for items, traits and coefficients."""
         if (restarted := find_contradiction(state, statistics, self._covariates)) is not None:
             return restarted
-        traits, sums = self._trait_design, statistics.values
-        check_covariates(traits, sums["covariate_products"], self._covariates.names)
+        sums = statistics.values
+        check_covariates(self._trait_design, sums["covariate_products"], self._covariates.names)
         params, coefficients = self._center(state.params)
         design = self._get_design(state.auxiliary, params)
-        forms = self._update_forms(design, params, state.working["points"], statistics)
+        traits, forms = self._update_forms(design, params, state.working["points"], sums)
         regression = Regression(*get_traits(params), coefficients)
         is_resolved = not self.nodes or represents_all_scales(params, state.working, statistics)
         if is_resolved or not traits.is_expanded:

@@ -22,7 +22,6 @@ from tests.pipeline.models.latent_trait.test_ordinal_regression import (
     NAMES,
     draw_answers,
 )
-from tests.support.slope_penalty import penalize
 
 Floats = NDArray[np.float64]
 KNOWN_SLOPES, KNOWN_OFFSETS = np.array([1.1, 1.3]), np.array([0.7, -0.8])
@@ -118,7 +117,7 @@ def test_fit_is_the_maximum_of_the_literal_likelihood(
         of_all = np.concatenate([np.outer(KNOWN_SLOPES, scores), of_free])
         all_offsets = np.concatenate([KNOWN_OFFSETS, offsets]).reshape(4, 2)
         x = (mean[group] + covariates @ own)[:, None] + sd[group][:, None] * GRID
-        penalty = penalize(slopes, settings.get("prior_precision", 0.0), len(table))
+        penalty = 0.5 * settings.get("prior_precision", 0.0) * float(slopes @ slopes)
         return float(score_rows(table, kind, of_all, all_offsets, x).sum()) - penalty
 
     sd = np.sqrt(params.trait_covariance[:, 0, 0])
@@ -138,7 +137,7 @@ def test_fit_is_the_maximum_of_the_literal_likelihood(
     ]
     theta = np.concatenate(parts)
     found = fitted.manifest["diagnostics"]["fit_statistics"]
-    penalty = penalize(parts[0], settings.get("prior_precision", 0.0), len(table))
+    penalty = 0.5 * settings.get("prior_precision", 0.0) * float(parts[0] @ parts[0])
     assert_allclose(found["log_likelihood"], sum_rows(theta) + penalty, rtol=1e-6)
     assert found["n_parameters"] == len(theta)
     scale = np.ones(len(theta))

@@ -24,7 +24,6 @@ from pipeline.models.latent_trait.levels.confirmatory import ConfirmatoryOrdinal
 from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.loading_pattern import LoadingPattern
 from pipeline.models.structure import Structure
-from tests.support.slope_penalty import penalize
 from tests.support.strategies import DenseData, make_memory_rows
 
 Floats = NDArray[np.float64]
@@ -85,7 +84,7 @@ CASES: dict[str, dict[str, Any]] = {
     "scalar": {},
     "one free item": {"free": "item2"},
     "metric": {"invariance": "metric"},
-    "prior": {"prior_precision": 2.0},
+    "prior": {"prior_precision": 0.2},
 }
 
 
@@ -114,8 +113,7 @@ def test_fit_is_the_maximum_of_the_literal_likelihood(table: pd.DataFrame, case:
 
     def sum_rows(theta: Floats) -> float:
         parts = zip(levels, *unpack(theta), strict=True)
-        n_rows = min(map(len, levels))
-        penalty = penalize(theta[:4], settings.get("prior_precision", 0.0), n_rows)
+        penalty = 0.5 * settings.get("prior_precision", 0.0) * float((theta[:4] ** 2).sum())
         return sum(float(score_rows(*own).sum()) for own in parts) - penalty
 
     assert params.group_weights is not None
