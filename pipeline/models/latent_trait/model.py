@@ -598,6 +598,8 @@ class LatentTrait(Model):
         """Return the log prior of `prior_precision`, on the scale of the traits before the last."""
         if params.log_prior is not None:
             return float(params.log_prior)
+        if not self.prior_precision:
+            return 0.0
         return -0.5 * self.prior_precision * self._sum_squared_slopes(params)
 
     def _sum_squared_slopes(self, params: LatentTraitParams) -> float:
