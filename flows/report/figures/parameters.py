@@ -53,8 +53,8 @@ _SEGMENT_DIMS = {"segment", "component"}
 _IN_TABLES_ONLY = ("population_mean",)
 _NORMAL_QUANTILE = 1.96  # of 97.5 %
 _ROW_HEIGHT, _MARK_SIZE = 14, 5
-# The axis covers all intervals but a tenth at either end, and 0.75 of their range beyond them.
-_TAIL_SHARE, _REACH_SHARE, _MARGIN_SHARE = 0.1, 0.75, 0.04
+# The axis covers all intervals but a tenth at either end, and 1.5 of their range beyond them.
+_TAIL_SHARE, _REACH_SHARE, _MARGIN_SHARE = 0.1, 1.5, 0.04
 _SPREAD_SHARE = 0.7  # of a feature's row, over which its components are spread
 
 
