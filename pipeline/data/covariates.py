@@ -18,6 +18,8 @@ Array = NDArray[np.float64]
 _MAX_LEVELS = 1000
 _MIN_LEVEL_ROWS = 2
 _MAX_DISTANCE, _MAX_TRIMS = 6.0, 5  # of values from their mean, in standard deviations; rounds
+MAX_FIRST_COVARIATE = 6.0
+"""Largest standardized covariate in the first stage of fits with rows of high leverage."""
 _MIN_LEVERAGE = 0.1  # of the variance of a covariate in a single row
 _MIN_OWN_SHARE = 1e-9  # of a covariate's variance that is not explained by the ones before it
 

@@ -72,11 +72,14 @@ class ObjectiveCriterion:
     weight
         Sum of the weights of all rows, or their number. The change of all rows together is at most
         10,000 `tol`, because more rows resolve smaller changes of the parameters.
+    enough_passes
+        Number of passes that suffice in a stage that refines one that has converged.
     """
 
     max_iter: int
     tol: float
     weight: float = 1.0
+    enough_passes: float = math.inf
     keeps_best: ClassVar[bool] = False
     is_stalled: ClassVar[bool] = False
 
@@ -89,6 +92,8 @@ class ObjectiveCriterion:
         """Return whether the last cycle changed little, and further ones would too."""
         if self.max_iter == 1 and self.tol == 0:
             return len(history) >= 1
+        if len(history) >= self.enough_passes:
+            return True
         if len(history) < 2:
             return False
         threshold = self.threshold

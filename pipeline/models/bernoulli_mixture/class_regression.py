@@ -4,7 +4,10 @@ Model: P(k) = π_nk = softmax_k(α_k + γ_kᵀ z_n) in row n with the covariates
 p_ki (K. Bandeen-Roche, D. L. Miglioretti, S. L. Zeger, P. J. Rathouz, Journal of the American
 Statistical Association 92, 1997). The first component is the reference, with α = 0 and γ = 0. As
 prior, s pseudo-rows of every component are spread evenly over the rows: their log-density is
-s / N Σ_n Σ_k log π_nk. Without covariates, it is the Dirichlet(1 + s) prior of π.
+s / N Σ_n Σ_k log π_nk. Without covariates, it is the Dirichlet(1 + s) prior of π. Covariates of
+pseudo-rows are at most 6 standard deviations from their means, and so are all covariates in a first
+stage if rows have high leverage: a row whose values contradict its covariates loses few nats, but
+from coefficients of 0, it would hold them there.
 
 E-step: that of the mixture with the class weights of each row. M-step: one step of Newton for
 β_k = (α_k, γ_k), from Σ_n (r_nk − π_nk) z_n and Σ_n (diag π_n − π_n π_nᵀ) ⊗ z_n z_nᵀ, where r_nk =
@@ -21,6 +24,7 @@ symbol   field               shape
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
@@ -29,8 +33,8 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, iter_word_ranges
-from pipeline.data.covariates import Covariates
-from pipeline.errors import FitError
+from pipeline.data.covariates import MAX_FIRST_COVARIATE, Covariates
+from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.models.bernoulli_mixture.conditional import ConditionalMixture, propagate_errors
@@ -46,6 +50,7 @@ from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
+from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.sums import ClusteredSums, Sums
 
 Array = NDArray[np.float64]
@@ -113,10 +118,38 @@ class ClassRegression(ConditionalMixture):
         intercepts = standardized.intercepts - means @ coefficients
         return replace(params, intercepts=intercepts, coefficients=coefficients)
 
-    def initialize(self, first: Any, rng: np.random.Generator) -> FitState:
-        """Start as without covariates, and warn about rows of high leverage."""
-        state = super().initialize(first, rng)
-        return replace(state, warnings=(*state.warnings, *self._covariates.make_warnings()))
+    def _warn_about_features(self, first: FeatureCounts) -> tuple[FitWarning, ...]:
+        """Warn about features, and about rows of high leverage."""
+        return (*super()._warn_about_features(first), *self._covariates.make_warnings())
+
+    def _make_working(self, held_out: float, *, is_short: bool) -> Arrays:
+        """Limit covariates at first if rows have high leverage."""
+        working = super()._make_working(held_out, is_short=is_short)
+        is_limited = bool(self._covariates.leverages)
+        return {**working, **({"is_limited": np.array(1)} if is_limited else {})}
+
+    def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
+        """Continue with covariates as they are after a stage of all rows that limits them."""
+        if "is_limited" not in state.working or state.working["held_out"] > 0:
+            return super().next_stage(state, statistics)
+        return replace(state, working=super()._make_working(0.0, is_short=False))
+
+    def summarize(
+        self, params: BernoulliMixtureParams, working: Arrays, block: BinaryBlock, rng: RowRandom
+    ) -> Sums:
+        """Run the E-step on the rows of a block, and score the held-out rows."""
+        own = self._limit_covariates(block) if "is_limited" in working else block
+        return super().summarize(params, working, own, rng)
+
+    def _limit_covariates(self, block: BinaryBlock) -> BinaryBlock:
+        """Return a block whose covariates are not far from their means; itself if none is."""
+        assert block.covariates is not None
+        means, reach = np.array(self._covariates.means), np.array(self._covariates.deviations)
+        reach = MAX_FIRST_COVARIATE * reach
+        if not (np.abs(block.covariates - means) > reach).any():
+            return block
+        limited = np.clip(block.covariates, means - reach, means + reach)
+        return replace(block, covariates=limited)
 
     def _draw_start(
         self, auxiliary: Arrays, n_components: int, start: int
@@ -153,18 +186,52 @@ class ClassRegression(ConditionalMixture):
         beta = np.vstack(self._standardize(params))
         n_components = beta.shape[1]
         log_likelihood, values = 0.0, dict[str, Any]()
+
+        def weigh(rows: BinaryBlock) -> tuple[Array, Array]:
+            """Return log π of rows, and their predictors."""
+            predictors = self._make_standardized_predictors(rows)
+            return scipy.special.log_softmax(predictors @ beta, axis=1), predictors
+
         for part in iter_word_ranges(block, BATCH_WORDS):
             check_cancelled()
-            predictors = self._make_standardized_predictors(part)
-            log_weights = scipy.special.log_softmax(predictors @ beta, axis=1)
+            log_weights, predictors = weigh(part)
             posterior = np.empty((part.n_samples, n_components))
             nats, own = sum_rows(params, part, log_weights, posterior)
             log_likelihood += nats
             own["responsibilities"] = posterior.T @ predictors
-            own |= _sum_class_weights(log_weights, predictors, _get_row_weights(part))
+            own |= self._sum_class_weights(part, weigh)
             values = {name: values.get(name, 0.0) + value for name, value in own.items()}
         values["empty_rows"] = np.array(block.count_unobserved_rows())
         return Sums.from_block(block, log_likelihood, values)
+
+    def _sum_class_weights(
+        self, block: BinaryBlock, weigh: Callable[[BinaryBlock], tuple[Array, Array]]
+    ) -> dict[str, Any]:
+        """Sum over rows, and over the pseudo-rows of the prior, whose covariates are limited.
+
+        Parameters
+        ----------
+        block
+            The rows.
+        weigh
+            Returns log π_n, (n_rows, n_components), and predictors z_n, (n_rows, n_predictors).
+
+        Returns
+        -------
+        dict
+            As `_sum_products` has them: `expected` and `class_curvature` of rows, `predictors`,
+            `log_class_weights`, `prior_expected` and `prior_curvature` of pseudo-rows.
+        """
+        row_weights, limited = _get_row_weights(block), self._limit_covariates(block)
+        own = _sum_products(*weigh(block), row_weights)
+        prior = own if limited is block else _sum_products(*weigh(limited), row_weights)
+        return {
+            **prior,
+            "prior_expected": prior["expected"],
+            "prior_curvature": prior["class_curvature"],
+            "expected": own["expected"],
+            "class_curvature": own["class_curvature"],
+        }
 
     def _make_standardized_predictors(self, block: BinaryBlock) -> Array:
         """Return 1 and the covariates of each row, in deviations from their means."""
@@ -193,10 +260,9 @@ class ClassRegression(ConditionalMixture):
         if n_components == 1:
             return current
         # Every row adds `pseudo` rows of each component.
-        factor = 1 + n_components * pseudo
-        gradient = values["responsibilities"] + pseudo * values["predictors"]
-        gradient = gradient - factor * values["expected"]
-        curvature = factor * values["class_curvature"]
+        gradient = values["responsibilities"] - values["expected"]
+        gradient += pseudo * (values["predictors"] - n_components * values["prior_expected"])
+        curvature = values["class_curvature"] + n_components * pseudo * values["prior_curvature"]
         basis = np.kron(scipy.linalg.null_space(np.ones((1, n_components))), np.eye(n_predictors))
         size = n_components * n_predictors
         projected = basis.T @ curvature.reshape(size, size) @ basis
@@ -228,14 +294,15 @@ class ClassRegression(ConditionalMixture):
     ) -> Sums:
         """MAP: sum the information about the parameters."""
         sums = super().summarize_information(params, working, block, rng)
-        _, log_weights = params.compute_class_weights(block)
-        predictors = params.make_predictors(block)
-        own = _make_empty_sums(len(params.weights), predictors.shape[1])
-        row_weights = _get_row_weights(block)
-        for first in range(0, block.n_samples, 64 * BATCH_WORDS):
-            rows = slice(first, first + 64 * BATCH_WORDS)
-            part = _sum_class_weights(log_weights[rows], predictors[rows], row_weights[rows])
-            own = {name: value + part[name] for name, value in own.items()}
+
+        def weigh(rows: BinaryBlock) -> tuple[Array, Array]:
+            """Return log π of rows, and their predictors."""
+            return params.compute_class_weights(rows)[1], params.make_predictors(rows)
+
+        own: dict[str, Any] = {}
+        for part in iter_word_ranges(block, BATCH_WORDS):
+            found = self._sum_class_weights(part, weigh)
+            own = {name: own.get(name, 0.0) + value for name, value in found.items()}
         return replace(sums, values={**sums.values, **own})
 
     def finish_information_pass(self, state: FitState, statistics: Sums) -> FitState:
@@ -244,8 +311,8 @@ class ClassRegression(ConditionalMixture):
         if isinstance(statistics, ClusteredSums):
             sums["score_products"] = statistics.sum_score_products()
         n_components, n_predictors = sums["expected"].shape
-        factor = 1 + n_components * self.smoothing / statistics.weight
-        curvature = factor * sums["class_curvature"]
+        pseudo = n_components * self.smoothing / statistics.weight
+        curvature = sums["class_curvature"] + pseudo * sums["prior_curvature"]
         errors = self._compute_errors(state, curvature, sums)
         gradients = np.zeros((n_predictors, n_components, n_components, n_predictors))
         for j in range(n_predictors):
@@ -270,17 +337,7 @@ def _get_row_weights(block: BinaryBlock) -> Array:
     return np.ones(block.n_samples) if block.row_weights is None else block.row_weights
 
 
-def _make_empty_sums(n_components: int, n_predictors: int) -> dict[str, Array]:
-    shape = (n_components, n_predictors)
-    return {
-        "predictors": np.zeros(n_predictors),
-        "expected": np.zeros(shape),
-        "class_curvature": np.zeros((*shape, *shape)),
-        "log_class_weights": np.zeros(()),
-    }
-
-
-def _sum_class_weights(log_weights: Array, predictors: Array, row_weights: Array) -> dict[str, Any]:
+def _sum_products(log_weights: Array, predictors: Array, row_weights: Array) -> dict[str, Any]:
     """Sum over rows times their weights, given log π_n, (n_rows, n_components).
 
     Returns

@@ -84,14 +84,15 @@ With 20 items of slopes up to 1.5, more nodes change the mean log-likelihood per
 NODES_PER_AXIS_LIMITS = {1: MAX_NODES_PER_AXIS, 2: 61, 3: 21}
 """Largest number of nodes per axis that a fit chooses, by the number of components."""
 
-_MAX_SHARED_NODES = {1: 300, 2: 4096, 3: 2**14}  # equally spaced
+_MAX_SHARED_NODES = {1: 2000, 2: 2**14, 3: 2**14}  # equally spaced
 _MAX_COUNTS = 2**22  # expected counts of features at nodes: 32 MiB
 _MAX_SLOPE_STEP = 2.5  # a h
 MAX_INTEGRATION_ERROR = 1e-3
 """Of the log-likelihood of all rows in a fit that chooses its nodes, nats."""
 _MIN_SHARE = 1e-9  # of the information that a row's values leave; below, it is rounding
-_EVEN_STRETCH, _MAX_EVEN_STRETCH = 0.9, 1.3  # of the distances of equally spaced nodes
-_SHARE_OF_CHANGE = 10.0  # a stage with more centred nodes has about this share less error
+_EVEN_STRETCH, _MAX_EVEN_STRETCH = 0.9, 1.4  # of the distances of equally spaced nodes
+# Of the error of fewer centred nodes; of one stage, and at most if the changes fall that slowly.
+_ERROR_RATIO, _MAX_ERROR_RATIO = 1 / 11, 0.9
 MAX_SLOPE = 20.0  # longer weights count as diverging: such steep curves look like steps
 # Posterior mass of the likeliest node along one axis, averaged over rows. In fits of survey, test
 # and simulated data, the objective was off by up to 0.02 nats per row if this share was above 0.6,
@@ -933,6 +934,9 @@ def find_steep_features(params: LatentTraitParams, working: Arrays, is_complete:
     Nodes centred at each row are used if posteriors are narrower than the distance of the finest
     grid. So they resolve at least the slopes that this grid resolves.
     """
+    if "spacing" in working:  # of items with several levels
+        max_slope = _MAX_SLOPE_STEP / float(working["spacing"])
+        return np.flatnonzero(np.linalg.norm(params.get_group(0).items.weights, axis=1) > max_slope)
     if (grid := grid_from_working(working)) is None:
         return np.empty(0, np.intp)
     has_lattice = "has_own_nodes" in working and is_complete
@@ -1020,7 +1024,8 @@ def _add_even_nodes(
     )
     finer = _begin_even_stage(state, items, stretch * min(max(ratio, 0.6), 0.95))
     if finer is None or finer.working["node_spacing"] >= 0.99 * state.working["node_spacing"]:
-        return _begin_own_stage(state)
+        # Few nodes of its own do not suit a row whose curves are steps.
+        return None if state.auxiliary["diverging"].size else _begin_own_stage(state)
     return finer
 
 
@@ -1046,24 +1051,33 @@ def _add_own_nodes(
         even = _begin_even_stage(replace(state, working=shared), items, _EVEN_STRETCH)
         if even is not None:
             return even
-    numbers, before = CENTRED_NODES_PER_AXIS[params.weights.shape[1]], working.get("coarse", np.nan)
+    numbers = CENTRED_NODES_PER_AXIS[params.weights.shape[1]]
     place = numbers.index(count_own_nodes(params, working))
-    change = abs(statistics.objective - float(before))
-    if place == len(numbers) - 1 or change <= _SHARE_OF_CHANGE * MAX_INTEGRATION_ERROR:
+    error = estimate_integration_error(state, statistics)
+    if place == len(numbers) - 1 or error <= MAX_INTEGRATION_ERROR:
         return None
     own = {
         "own_nodes": np.array(numbers[place + 1]),
         "coarse": np.array(statistics.objective),
+        "change": np.array(statistics.objective - float(working.get("coarse", np.nan))),
     }
     return replace(state, working={**working, **own})
 
 
 def estimate_integration_error(state: FitState, statistics: Sums) -> float:
-    """Return the estimated error of the log-likelihood of all rows, nats; NaN if unknown."""
+    """Return the estimated error of the log-likelihood of all rows, nats; NaN if unknown.
+
+    Errors of centred nodes shrink by a ratio with every stage, so that what is left is a geometric
+    series.
+    """
     working = state.working
     if "is_odd" in working and "has_own_nodes" not in working:
         return float(statistics.values["error"])
-    return abs(statistics.objective - float(working.get("coarse", np.nan))) / _SHARE_OF_CHANGE
+    change = abs(statistics.objective - float(working.get("coarse", np.nan)))
+    before = abs(float(working.get("change", np.nan)))
+    ratio = np.clip(change / before, _ERROR_RATIO, _MAX_ERROR_RATIO) if before else _ERROR_RATIO
+    ratio = float(np.nan_to_num(ratio, nan=_ERROR_RATIO))
+    return change * ratio / (1 - ratio)
 
 
 def use_whole_lattice(state: FitState) -> FitState:

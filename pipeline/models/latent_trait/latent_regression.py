@@ -35,7 +35,7 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.data.covariates import Covariates
+from pipeline.data.covariates import MAX_FIRST_COVARIATE, Covariates
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.models.latent_trait.confirmatory import (
@@ -79,8 +79,7 @@ from pipeline.statistics.sums import Sums
 Array = NDArray[np.float64]
 
 _BY_GROUP = ("covariate_codes", "covariate_products")
-_MAX_FIRST_COVARIATE = 6.0  # standardized, in the first stage of fits with rows of high leverage
-_MAX_CONTRADICTION = 3e4  # nats that such rows may cost
+_MAX_CONTRADICTION = 300.0  # nats that rows of high leverage may cost
 
 
 class LatentRegression(ConfirmatoryTrait):
@@ -179,9 +178,9 @@ class LatentRegression(ConfirmatoryTrait):
             return restarted
         design, values = self._get_design(state), statistics.values
         check_covariates(design, values["covariate_products"], self._covariates.names)
-        params, coefficients = self._center(design, state.params)
+        params, before = self._center(design, state.params)
         design, items = self._update_items(replace(state, params=params), statistics)
-        regression = Regression(*get_traits(params), coefficients)
+        regression = Regression(*get_traits(params), before)
         is_resolved = represents_all_scales(params, state.working, statistics)
         if is_resolved or not design.is_expanded:
             regression = estimate_regression(design, regression, values)
@@ -191,6 +190,7 @@ class LatentRegression(ConfirmatoryTrait):
             coefficients = np.linalg.solve(root, coefficients.T).T
             items, mean, covariance = absorb_traits(design, items, mean, covariance)
             items = design.fill(design.collect(items))
+        coefficients = limit_crossing(before, coefficients, self._covariates)
         params = with_groups(params, items, mean, covariance)
         return self._finish_update(design, state, self._uncenter(design, params, coefficients))
 
@@ -363,7 +363,7 @@ def limit_covariates(state: FitState, covariates: Covariates) -> FitState:
     """
     if not covariates.leverages:
         return state
-    working = {**state.working, "max_covariate": np.array(_MAX_FIRST_COVARIATE)}
+    working = {**state.working, "max_covariate": np.array(MAX_FIRST_COVARIATE)}
     return replace(state, working=working)
 
 
@@ -392,6 +392,22 @@ def find_contradiction(
     own = np.where(is_far[:, None], 0.0, coefficients)
     working = {name: v for name, v in state.working.items() if name != "limited_objective"}
     return replace(state, params=replace(state.params, coefficients=own), working=working)
+
+
+def limit_crossing(before: Array, after: Array, covariates: Covariates) -> Array:
+    """Return coefficients of standardized covariates that take no row of high leverage too far.
+
+    The values of such a row say nothing about its traits while these are certain. If a step of the
+    coefficients reverses them, it ends where they are uncertain again, as the row may object.
+    """
+    limited = after.copy()
+    for leverage in covariates.leverages:
+        k = covariates.names.index(leverage.name)
+        z = (leverage.value - covariates.means[k]) / covariates.deviations[k]
+        reach = MAX_MEAN_REACH / abs(z)
+        is_crossing = before[k] * limited[k] < 0
+        limited[k] = np.where(is_crossing, np.clip(limited[k], -reach, reach), limited[k])
+    return limited
 
 
 def add_population(state: FitState, statistics: Sums, scale: Array) -> FitState:

@@ -40,6 +40,7 @@ have a positive sum; of several traits, the largest slopes of each.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -168,6 +169,7 @@ _MAX_FAST_COMPONENTS = 2
 _MAX_START_COLUMNS = 4  # further components start at random
 _MAX_STRETCH = 0.018  # of the traits' standard deviation by a prior of slopes
 _STRETCH, _STRETCHED_TOL = 1.3, 1e-4  # of the stage on a lattice with fewer nodes
+_REFINING_PASSES = 30  # with more centred nodes; steep slopes would move on, by hardly any nats
 _EMPTY_COLUMN_SIZE = 0.1  # columns with a smaller root mean square are drawn again
 _ZERO_WEIGHT = 0.02  # components and features whose largest weight is below this count as empty
 _MIN_ROWS_PER_PARAMETER = 3  # with fewer, the inverse of the products of scores is meaningless
@@ -626,7 +628,9 @@ class LatentTrait(Model):
             tol = max(tol, SEARCH_TOL)
         if "stretch" in state.working:
             tol = max(tol, _STRETCHED_TOL)
-        return ObjectiveCriterion(self.max_iter, tol, float(state.auxiliary.get("weight", 1)))
+        enough = _REFINING_PASSES if "coarse" in state.working else math.inf
+        weight = float(state.auxiliary.get("weight", 1))
+        return ObjectiveCriterion(self.max_iter, tol, weight, enough)
 
     def update(
         self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
@@ -751,25 +755,22 @@ class LatentTrait(Model):
         prior = f"{{prior_precision={max(1.0, 10 * self.prior_precision):g}}}"
         scaled = params.get_group(UNKNOWN_SEGMENT).items.weights
         warnings = [*state.warnings, *_warn_about_fit(scaled, state, diagnostics, prior)]
+        is_complete, diverging = bool(state.auxiliary["is_complete"]), state.auxiliary["diverging"]
+        steep = find_steep_features(params, working, is_complete)
         if "has_own_nodes" in working:
-            is_complete = bool(state.auxiliary["is_complete"])
             diagnostics |= describe_own_nodes(params, working, is_complete)
-            steep = find_steep_features(params, working, is_complete)
-            steep = np.setdiff1d(steep, state.auxiliary["diverging"])
-            warnings += _warn_about_steep_features(steep, prior)
+            warnings += _warn_about_steep_features(np.setdiff1d(steep, diverging), prior)
         elif "node_stretch" in working:
             diagnostics["node_spacing"] = float(working["node_spacing"])
-            steep = find_steep_features(params, working, is_complete=False)
-            steep = np.setdiff1d(steep, state.auxiliary["diverging"])
-            warnings += _warn_about_steep_features(steep, prior)
+            warnings += _warn_about_steep_features(np.setdiff1d(steep, diverging), prior)
         elif (grid := grid_from_working(working)) is not None:
             peak = float(sums["peak"]) / statistics.weight
-            warnings += grid.warn_about_nodes(
-                state.params.weights, state.auxiliary["diverging"], peak, prior
-            )
+            warnings += grid.warn_about_nodes(state.params.weights, diverging, peak, prior)
             diagnostics["nodes_an_axis"] = grid.nodes_per_axis
-        if self.nodes is None and not state.auxiliary.get("diverging", np.zeros(0)).size:
-            warnings += _warn_about_integrals(estimate_integration_error(state, statistics))
+        if self.nodes is None:
+            error = estimate_integration_error(state, statistics)
+            has_steps = bool(np.intersect1d(steep, diverging).size)
+            warnings += _warn_about_integrals(error, has_steps)
         state = replace(state, params=params, working=working)
         return replace(state, diagnostics=diagnostics, warnings=tuple(warnings))
 
@@ -1120,13 +1121,19 @@ def _warn_about_steep_features(steep: NDArray[np.intp], prior: str) -> list[FitW
     return [FitWarning(text, tuple(steep.tolist()))]
 
 
-def _warn_about_integrals(error: float) -> list[FitWarning]:
-    """Warn about an error of the log-likelihood of all rows, NaN if it is unknown."""
-    if not error > MAX_INTEGRATION_ERROR:
+def _warn_about_integrals(error: float, has_steps: bool) -> list[FitWarning]:
+    """Warn about an error of the log-likelihood of all rows, NaN if it is unknown.
+
+    It is larger if some curves are so steep that they are steps for the nodes.
+    """
+    size, reason = f"{error:.1g} nats", "more nodes than are possible would be needed"
+    if has_steps:
+        size, reason = "some tenths of a nat", "no nodes resolve weights that diverge"
+    elif not error > MAX_INTEGRATION_ERROR:
         return []
     text = (
-        f"the log-likelihood of all rows may be off by {error:.1g} nats, because more nodes than "
-        "are possible would be needed; likelihood-ratio tests of this fit share the error"
+        f"the log-likelihood of all rows may be off by {size}, because {reason}; likelihood-ratio "
+        "tests of this fit share the error"
     )
     return [FitWarning(text)]
 

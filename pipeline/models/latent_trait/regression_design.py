@@ -13,6 +13,8 @@ from pipeline.models.latent_trait.group_design import MIN_VARIANCE, GroupDesign,
 
 Array = NDArray[np.float64]
 
+_MIN_VARIANCE_SHARE = 0.1  # of a variance before a step
+
 
 class Regression(NamedTuple):
     """The traits in group g, N(μ_g + Γᵀz, Σ_g).
@@ -132,7 +134,22 @@ def estimate_regression(
         covariance = np.tile(pooled, (n_groups, 1, 1))
     else:
         covariance = scatter / n[:, None, None]
-    covariance = covariance + MIN_VARIANCE * np.eye(q)
+    covariance = _limit_shrinkage(covariance + MIN_VARIANCE * np.eye(q), root)
     if not design.is_expanded:
         covariance = np.where(has_free[:, None, None], covariance, old.covariance)
     return Regression(old.mean + shift, covariance, effects[:p])
+
+
+def _limit_shrinkage(covariance: Array, root: Array) -> Array:
+    """Keep the variances of groups, (n_groups, q, q), from falling below a share of those before.
+
+    `root` are the Cholesky factors before the step. Rows whose prior means are far from 0 have
+    weights of Newton's method, so that far from the optimum the step may pass 0.
+    """
+    inverse = np.linalg.inv(root)
+    variances, axes = np.linalg.eigh(inverse @ covariance @ inverse.transpose(0, 2, 1))
+    if (variances > _MIN_VARIANCE_SHARE).all():
+        return covariance
+    axes = root @ axes
+    kept = np.maximum(variances, _MIN_VARIANCE_SHARE)
+    return np.asarray((axes * kept[:, None]) @ axes.transpose(0, 2, 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import pytest
 from numpy.typing import NDArray
 from scipy.special import expit, log_softmax, logit, logsumexp, softmax
@@ -232,3 +233,23 @@ def test_missing_values_are_imputed_with_the_covariates_of_the_row() -> None:
             nats.append(score_rows(at, data._replace(X=X, mask=mask)))
         expected = np.where(is_missing[:, i], expit(nats[1] - nats[0]), data.X[:, i])
         np.testing.assert_allclose(codes["imputed_probabilities"][:, i], expected, rtol=1e-8)
+
+
+@pytest.mark.parametrize("bit", [0.0, 1.0])
+@pytest.mark.parametrize("value", [1e3, 1e8])
+def test_a_huge_covariate_leaves_coefficients_alone(value: float, bit: float) -> None:
+    rng = np.random.default_rng(5)
+    z = rng.standard_normal(600)
+    probability = np.where(rng.random(600) < expit(1.5 * z), 0.8, 0.2)
+    X = (rng.random((600, 6)) < probability[:, None]).astype(float)
+    X[0], z[0] = bit, value
+    table = pd.DataFrame(X, columns=list("abcdef")).assign(z=z)
+    fits = [
+        lb.fit(
+            lb.from_dataframe(rows, keep=["z"]), "bernoulli-mixture", components=2, covariates=["z"]
+        )
+        for rows in (table, table[1:])
+    ]
+    fitted, expected = (fit.params.coefficients for fit in fits)
+    np.testing.assert_allclose(fitted, expected, rtol=0.01)
+    assert any("row 1 (z is" in warning for warning in fits[0].warnings)

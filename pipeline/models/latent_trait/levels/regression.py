@@ -33,6 +33,7 @@ from pipeline.models.latent_trait.latent_regression import (
     find_contradiction,
     get_coefficients,
     limit_covariates,
+    limit_crossing,
     make_row_regression,
 )
 from pipeline.models.latent_trait.levels.confirmatory import (
@@ -132,10 +133,10 @@ class OrdinalRegression(ConfirmatoryOrdinalTrait):
             return restarted
         sums = statistics.values
         check_covariates(self._trait_design, sums["covariate_products"], self._covariates.names)
-        params, coefficients = self._center(state.params)
+        params, before = self._center(state.params)
         design = self._get_design(state.auxiliary, params)
         traits, forms = self._update_forms(design, params, state.working["points"], sums)
-        regression = Regression(*get_traits(params), coefficients)
+        regression = Regression(*get_traits(params), before)
         is_resolved = not self.nodes or represents_all_scales(params, state.working, statistics)
         if is_resolved or not traits.is_expanded:
             regression = estimate_regression(traits, regression, sums)
@@ -144,6 +145,7 @@ class OrdinalRegression(ConfirmatoryOrdinalTrait):
             root = factorize(covariance[:1])[0]
             coefficients = np.linalg.solve(root, coefficients.T).T
             forms, mean, covariance = absorb_traits(traits, forms, mean, covariance)
+        coefficients = limit_crossing(before, coefficients, self._covariates)
         params = self._with_groups(params, self._apply_design(design, forms), mean, covariance)
         return self._finish_update(state, self._uncenter(params, coefficients))
 

@@ -10,6 +10,7 @@ from scipy.optimize import minimize
 from scipy.special import expit, logsumexp
 
 import latentbits as lb
+from latentbits.fitted import Fitted
 
 Array = NDArray[np.float64]
 
@@ -102,6 +103,59 @@ def test_a_huge_covariate_leaves_its_coefficient_alone(value: float) -> None:
     )
     assert any("row 1 (z is" in warning for warning in fitted.warnings)
     assert not expected.warnings
+
+
+@pytest.mark.parametrize("n_levels", [2, 3])
+@pytest.mark.parametrize("value", [30.0, 300.0, 1e3, 1e8])
+def test_a_covariate_that_contradicts_the_answers_is_named(value: float, n_levels: int) -> None:
+    rng = np.random.default_rng(5)
+    n = 600
+    z = rng.standard_normal(n)
+    eta = (1.5 * z + rng.standard_normal(n))[:, None] * rng.uniform(0.8, 2, 6)
+    noise = rng.logistic(0, 1, (n, 6))
+    X = sum((eta + step + noise > 0).astype(float) for step in range(n_levels - 1))
+    X[0], z[0] = 0.0, value
+    names = list("abcdef")
+    levels = None if n_levels == 2 else {name: [0.0, 1.0, 2.0] for name in names}
+    data = lb.from_dataframe(pd.DataFrame(X, columns=names).assign(z=z), levels=levels, keep=["z"])
+    fitted = lb.fit(data, "latent-trait", components=1, covariates=["z"], errors="none")
+    plain = lb.fit(data, "latent-trait", components=1, errors="none")
+    assert fitted.objective is not None
+    assert plain.objective is not None
+    assert n * (fitted.objective - plain.objective) > -0.01
+    assert any("row 1 (z is" in warning for warning in fitted.warnings)
+
+
+def draw_steps(n: int, share: float, rng: np.random.Generator) -> Array:
+    """Draw answers of which the first is a step of the trait, with a share of missing values."""
+    x = rng.standard_normal(n)
+    eta = x[:, None] * rng.uniform(2, 4, 8) + rng.normal(0, 1, 8)
+    X = (eta + rng.logistic(0, 1, eta.shape) > 0).astype(float)
+    X[:, 0] = x > 0
+    return np.where(rng.random(X.shape) < share, np.nan, X)
+
+
+def sum_exactly(fitted: Fitted, X: Array) -> float:
+    """Return the log-likelihood of a fit with one trait by a sum over a fine grid, nats."""
+    points = np.arange(-8, 8, 0.005)
+    log_weights = -0.5 * points**2
+    eta = points[:, None] * fitted.params.weights[:, 0] + fitted.params.offsets
+    log_joint = np.where(np.isnan(X), 0.0, X) @ eta.T - ~np.isnan(X) @ np.logaddexp(0, eta).T
+    return float(logsumexp(log_joint + log_weights - logsumexp(log_weights), axis=1).sum())
+
+
+def test_nodes_suffice_if_a_slope_diverges_and_values_are_missing() -> None:
+    X = draw_steps(400, 0.1, np.random.default_rng(1))
+    fitted = lb.fit(X, "latent-trait", components=1, errors="none")
+    assert any("diverge" in warning for warning in fitted.warnings)
+    assert fitted.objective is not None
+    assert fitted.objective * len(X) == pytest.approx(sum_exactly(fitted, X), abs=1e-3)
+
+
+def test_a_fit_says_that_no_nodes_resolve_slopes_that_diverge() -> None:
+    X = draw_steps(400, 0.0, np.random.default_rng(1))
+    fitted = lb.fit(X, "latent-trait", components=1, errors="none")
+    assert any("may be off by some tenths of a nat" in warning for warning in fitted.warnings)
 
 
 @pytest.mark.parametrize(("q", "slope", "share"), [(1, 4.0, 0.2), (2, 2.0, 0.05)])
