@@ -113,7 +113,8 @@ def test_a_covariate_that_contradicts_the_answers_is_named(value: float, n_level
     z = rng.standard_normal(n)
     eta = (1.5 * z + rng.standard_normal(n))[:, None] * rng.uniform(0.8, 2, 6)
     noise = rng.logistic(0, 1, (n, 6))
-    X = sum((eta + step + noise > 0).astype(float) for step in range(n_levels - 1))
+    steps = np.arange(n_levels - 1)[:, None, None]
+    X = (eta + steps + noise > 0).sum(axis=0).astype(float)
     X[0], z[0] = 0.0, value
     names = list("abcdef")
     levels = None if n_levels == 2 else {name: [0.0, 1.0, 2.0] for name in names}
