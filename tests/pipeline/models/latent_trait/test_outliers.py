@@ -55,6 +55,21 @@ def test_a_row_of_outliers_is_fitted_as_by_factor_analysis(outlier: float, share
     assert (codes["variance"] > 0).all()
 
 
+def test_two_traits_are_fitted_next_to_a_row_of_huge_outliers() -> None:
+    rng = np.random.default_rng(1)
+    Y = rng.standard_normal((800, 2)) @ rng.uniform(-1.2, 1.2, (2, 8))
+    Y += rng.normal(0, 0.5, Y.shape)
+    Y[0] = 999.0
+    names = list("abcdefgh")
+    data = lb.from_numpy(Y, names, continuous=names)
+    one, two = (
+        lb.fit(data, "latent-trait", components=q, errors="none", max_iter=50) for q in (1, 2)
+    )
+    assert one.objective is not None
+    assert two.objective is not None
+    assert two.objective > one.objective + 0.1
+
+
 def test_an_outlier_next_to_binary_items_is_on_points_of_its_own() -> None:
     rng = np.random.default_rng(2)
     x = rng.standard_normal(400)
