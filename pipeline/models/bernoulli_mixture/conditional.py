@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -11,7 +12,13 @@ from numpy.typing import NDArray
 from pipeline.data.features import are_binary, find_continuous, select_with_levels
 from pipeline.data.level_probabilities import count_levels
 from pipeline.errors import FitWarning
-from pipeline.models.bernoulli_mixture.gaussians import MIN_DEVIATION, find_bounded
+from pipeline.executors.base import MapFunction
+from pipeline.models.bernoulli_mixture.gaussians import (
+    MIN_DEVIATION,
+    find_collapsed,
+    find_smoothed,
+    find_unsupported,
+)
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure, add_structure
@@ -25,6 +32,8 @@ from pipeline.statistics.measurements import FIRST_KEY, MeasuredCounts, check_nu
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
+
+_MAX_SHOWN = 3  # components in a warning
 
 
 @dataclass(frozen=True)
@@ -84,21 +93,75 @@ class StructuredMixture(BernoulliMixture):
         deviations = np.sqrt(first.squares / first.number_weights)
         return {"overall_means": first.means, "overall_deviations": deviations}
 
-    def finish(self, state: FitState, statistics: Sums) -> FitState:
-        """Sort the components, and name the features whose standard deviation is bounded."""
-        state = super().finish(state, statistics)
-        params = state.params
-        bounded = np.flatnonzero(find_bounded(params.gaussians, params.overall).any(axis=0))
-        if not bounded.size:
+    def update(
+        self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
+    ) -> FitState:
+        """Run the M-step, and keep the numbers of rows that deviations rest on."""
+        state = super().update(state, statistics, map_items, rng)
+        if not self._continuous:
             return state
-        text = (
-            "features whose standard deviation in a component is at its lower bound, "
-            f"{MIN_DEVIATION} of that in all rows: {{features}}; choose fewer {{components}} or "
-            "more {smoothing}"
+        auxiliary = {**state.auxiliary, "number_rows": statistics.values["numbers"]}
+        return replace(state, auxiliary=auxiliary)
+
+    def select_starts(self, ranked: Mapping[str, Sequence[FitState]]) -> FitState:
+        """Continue with the best start, of those without a collapsed component if there are any."""
+        (starts,) = ranked.values()
+        sensible = (start for start in starts if not self._has_collapsed(start))
+        return self.select_start(next(sensible, starts[0]))
+
+    def _has_collapsed(self, state: FitState) -> bool:
+        rows = state.auxiliary.get("number_rows")
+        return rows is not None and bool(find_collapsed(state.params.gaussians, rows).any())
+
+    def finish(self, state: FitState, statistics: Sums) -> FitState:
+        """Sort the components, and name features and components with unreliable deviations."""
+        rows = statistics.values.get("numbers")
+        if rows is None:
+            return super().finish(state, statistics)
+        order = np.argsort(-state.params.weights, kind="stable")  # as `super` sorts
+        state = super().finish(state, statistics)
+        gaussians, overall, rows = state.params.gaussians, state.params.overall, rows[order]
+        is_smoothed = find_smoothed(gaussians, overall, rows, self.smoothing)
+        is_unsupported = find_unsupported(gaussians, rows) & ~is_smoothed
+        kinds = (
+            (
+                is_smoothed,
+                "features whose standard deviation in a component comes from {smoothing}, or from "
+                f"its lower bound of {MIN_DEVIATION} of that in all rows, because the rows there "
+                "are (nearly) equal",
+            ),
+            (
+                is_unsupported,
+                "features whose standard deviation in a component rests on few rows, which may "
+                "only be close to each other by chance",
+            ),
         )
-        indices = tuple(self._continuous[place] for place in bounded.tolist())
-        warning = FitWarning(text, indices).with_names(self.structure.feature_names)
-        return replace(state, warnings=(*state.warnings, warning))
+        warnings = [
+            self._warn_about_deviations(state.params, rows, places, text)
+            for places, text in kinds
+            if places.any()
+        ]
+        return replace(state, warnings=(*state.warnings, *warnings))
+
+    def _warn_about_deviations(
+        self, params: Any, rows: Array, places: NDArray[np.bool_], text: str
+    ) -> FitWarning:
+        """Name features, and the components with the fewest rows of those that are concerned."""
+        components = np.flatnonzero(places.any(axis=1))
+        fewest = np.where(places, rows, np.inf).min(axis=1)
+        components = components[np.argsort(fewest[components], kind="stable")]
+        ratios = np.where(places, params.deviations / params.overall_deviations, np.inf)
+        shown = "; ".join(
+            f"component {k + 1} with {fewest[k]:.1f} rows and a standard deviation of "
+            f"{ratios[k].min():.2g} of that in all rows"
+            for k in components[:_MAX_SHOWN].tolist()
+        )
+        more = len(components) - _MAX_SHOWN
+        shown += f"; and {more} more" if more > 0 else ""
+        features = tuple(self._continuous[j] for j in np.flatnonzero(places.any(axis=0)).tolist())
+        remedy = "choose fewer {components} or more {smoothing}"
+        warning = FitWarning(f"{text}: {{features}} ({shown}); {remedy}", features)
+        return warning.with_names(self.structure.feature_names)
 
 
 @dataclass(frozen=True)

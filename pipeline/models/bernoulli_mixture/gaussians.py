@@ -25,6 +25,8 @@ Array = NDArray[np.float64]
 
 MIN_DEVIATION = 0.01
 """Lower bound of a standard deviation within a component, in units of the feature's."""
+_FEW_ROWS, _SOME_ROWS = 10, 30
+_COLLAPSED = 0.25  # of the deviation within the other components
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 
 _kernel = njit(nogil=True, cache=True, error_model="numpy")
@@ -98,6 +100,38 @@ def find_bounded(gaussians: Gaussians, overall: Overall) -> NDArray[np.bool_]:
     """Return which σ are at their lower bound, (n_components, n_continuous)."""
     bounded: NDArray[np.bool_] = gaussians.deviations <= 1.0001 * MIN_DEVIATION * overall.deviations
     return bounded
+
+
+def find_smoothed(
+    gaussians: Gaussians, overall: Overall, rows: Array, smoothing: float
+) -> NDArray[np.bool_]:
+    """Return which σ come from the prior or the bound rather than from rows, like `rows`.
+
+    `rows` are the effective numbers of rows with a value, Σ r, (n_components, n_continuous).
+    """
+    prior = smoothing * (overall.deviations**2 + (gaussians.means - overall.means) ** 2)
+    by_prior = prior > 0.5 * (rows + smoothing) * gaussians.deviations**2
+    smoothed: NDArray[np.bool_] = by_prior | find_bounded(gaussians, overall)
+    return smoothed
+
+
+def find_collapsed(gaussians: Gaussians, rows: Array) -> NDArray[np.bool_]:
+    """Return which σ of few rows are far below those of the other components, like `rows`.
+
+    The likelihood of a normal distribution has no upper bound as σ decreases, so a component of a
+    few rows that happen to be close together raises it without being a kind of rows.
+    """
+    squares = rows * gaussians.deviations**2
+    others = squares.sum(axis=0) - squares
+    n_others = rows.sum(axis=0) - rows
+    is_small = gaussians.deviations**2 * n_others < _COLLAPSED**2 * others
+    collapsed: NDArray[np.bool_] = is_small & (rows < _SOME_ROWS)
+    return collapsed
+
+
+def find_unsupported(gaussians: Gaussians, rows: Array) -> NDArray[np.bool_]:
+    """Return which σ have collapsed or rest on very few rows, like `rows`."""
+    return find_collapsed(gaussians, rows) | (rows < _FEW_ROWS)
 
 
 def pack_gaussians(gaussians: Gaussians, overall: Overall) -> Array:

@@ -271,6 +271,40 @@ def test_equal_values_of_a_kind_are_reported() -> None:
     assert np.isfinite(params.deviations_error).sum() == 5
 
 
+def draw_two_clouds(seed: int, n_features: int) -> lb.Dataset:
+    rng = np.random.default_rng(seed)
+    centres = 2 * rng.integers(0, 2, 300)
+    X = rng.standard_normal((300, n_features)) + centres[:, None]
+    names = [f"x{j}" for j in range(n_features)]
+    return lb.from_numpy(X, names, continuous=names)
+
+
+def test_components_of_few_rows_close_together_are_named() -> None:
+    fitted = lb.fit(draw_two_clouds(4, 2), "bernoulli-mixture", components=4, smoothing=1e-3)
+    (warning,) = (w for w in fitted.warnings if "few rows" in w)
+    assert "component 4 with 13.6 rows" in warning
+    assert "'x0'" in warning or "'x1'" in warning
+    assert "smoothing" in warning
+
+
+def test_deviations_that_the_smoothing_determines_are_named() -> None:
+    X, z = draw(300)
+    X[z == 1, 3] = 7.0
+    state = fit(make_rows(X), n_components=2, smoothing=0.1)
+    ratios = state.params.deviations / state.params.overall_deviations
+    assert 0.02 < ratios.min() < 0.06  # above the bound
+    (warning,) = state.warnings
+    assert "{smoothing}" in warning.text
+    assert warning.features == ("q3",)
+
+
+def test_starts_without_collapsed_components_are_preferred() -> None:
+    fitted = lb.fit(draw_two_clouds(2, 5), "bernoulli-mixture", components=4, smoothing=0.01)
+    rows = 300 * fitted.params.weights
+    assert rows.min() > 15  # the highest objective has a component of 8 rows
+    assert not any("few rows" in w for w in fitted.warnings)
+
+
 @pytest.mark.parametrize(
     ("value", "text"), [(np.nan, "no observed value"), (3.0, "constant"), (np.inf, "infinite")]
 )
