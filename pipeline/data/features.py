@@ -8,6 +8,7 @@ A continuous feature has no levels and no planes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
@@ -226,3 +227,15 @@ def join_values(
         observed = np.ones((len(bits), len(features)), np.uint8)
         observed[:, with_planes] = own
     return sum_planes(bits, features), observed
+
+
+def count_free_moments(features: Sequence[Feature]) -> int | None:
+    """Return the number of probabilities of cells that are free, or of means and covariances.
+
+    The first is for features with levels only, the second for continuous ones only, whose other
+    moments follow. None if there are both kinds.
+    """
+    n, continuous = len(features), find_continuous(features)
+    if not continuous:
+        return math.prod(feature.n_planes + 1 for feature in features) - 1
+    return n + n * (n + 1) // 2 if len(continuous) == n else None

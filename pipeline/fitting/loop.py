@@ -17,6 +17,7 @@ from pipeline.data.blocks import BinaryBlock, RowSource
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor, MapFunction, limit_blas_threads
 from pipeline.executors.progress import Progress, ProgressMap, ignore_progress
+from pipeline.fitting.identification import withhold_unidentified_errors
 from pipeline.fitting.independence import (
     compute_independent_log_likelihood,
     warn_about_independence,
@@ -458,6 +459,7 @@ def _run_information_pass(
     )
     with limit_blas_threads():
         finished: FitState = model.finish_information_pass(state, statistics)
+    finished = withhold_unidentified_errors(model, finished)
     return replace(finished, params=convert_to_c_order(finished.params))
 
 

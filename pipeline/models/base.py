@@ -236,6 +236,13 @@ class Model(Protocol):
         """Put the parameters in their final form after the last stage, and add warnings."""
         return state
 
+    def count_parameters(self, state: FitState) -> tuple[int, int] | None:
+        """Return the number of parameters of a fit, and of them the data can determine at most.
+
+        None if that is not known, or if a prior determines them.
+        """
+        return None
+
     def transform(
         self, params: Any, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:

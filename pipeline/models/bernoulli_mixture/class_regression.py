@@ -45,7 +45,10 @@ from pipeline.models.bernoulli_mixture.model import (
     BernoulliMixtureParams,
     sum_rows,
 )
-from pipeline.models.bernoulli_mixture.standard_errors import name_feature_errors
+from pipeline.models.bernoulli_mixture.standard_errors import (
+    name_feature_errors,
+    warn_about_errors,
+)
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure
 from pipeline.passes.task_sizes import WorkEstimate
@@ -330,7 +333,8 @@ class ClassRegression(ConditionalMixture):
             intercepts_error=propagate_errors(intercepts, errors.coefficients),
             coefficients_error=propagate_errors(gradients[1:], errors.coefficients),
         )
-        return self.add_likelihood(replace(state, params=params), statistics)
+        state = warn_about_errors(replace(state, params=params), errors)
+        return self.add_likelihood(state, statistics)
 
 
 def _get_row_weights(block: BinaryBlock) -> Array:

@@ -24,7 +24,10 @@ from pipeline.data.blocks import BinaryBlock
 from pipeline.executors.base import MapFunction
 from pipeline.models.bernoulli_mixture.conditional import ConditionalMixture, propagate_errors
 from pipeline.models.bernoulli_mixture.model import BernoulliMixtureParams
-from pipeline.models.bernoulli_mixture.standard_errors import name_feature_errors
+from pipeline.models.bernoulli_mixture.standard_errors import (
+    name_feature_errors,
+    warn_about_errors,
+)
 from pipeline.models.state import Arrays, FitState
 from pipeline.random import RowRandom
 from pipeline.statistics.sums import ClusteredSums, Sums
@@ -127,7 +130,8 @@ class GroupedMixture(ConditionalMixture):
             weights_error=propagate_errors(mean, errors.coefficients),
             group_class_weights_error=propagate_errors(gradients, errors.coefficients),
         )
-        return self.add_likelihood(replace(state, params=params), statistics)
+        state = warn_about_errors(replace(state, params=params), errors)
+        return self.add_likelihood(state, statistics)
 
 
 def _pool_groups(statistics: Sums) -> Sums:

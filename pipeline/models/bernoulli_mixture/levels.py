@@ -12,6 +12,7 @@ on, and of s zeros, so reversing or merging levels changes nothing else.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from pipeline.numerics.bits import kernels
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
+_MAX_DERIVATIVES = 2_000_000
 _TWO_SIDED = float(scipy.special.ndtri(0.975))
 
 
@@ -158,3 +160,31 @@ def _propagate(gradients: Array, covariances: Array) -> Array:
     variances = (gradients @ covariances * gradients).sum(axis=-1)
     errors: Array = np.sqrt(np.maximum(variances, 0.0))
     return errors
+
+
+def count_determined_parameters(n_levels: Counts, n_components: int, n_groups: int) -> int:
+    """Return how many parameters of a mixture of features with levels their cells determine.
+
+    This is the rank of the derivatives of the probabilities of all cells at random parameters (R.
+    McHugh, Psychometrika 21, 1956), or the number of free cells if there are too many.
+    """
+    n_cells: int = math.prod(n_levels.tolist())
+    width = n_groups * (n_components - 1) + n_components * int((n_levels - 1).sum())
+    if n_groups * n_cells * width > _MAX_DERIVATIVES:
+        return n_groups * (n_cells - 1)
+    rng = np.random.default_rng(0)
+    levels = np.unravel_index(np.arange(n_cells), n_levels.tolist())
+    shares = [rng.dirichlet(np.full(n, 2.0), n_components) for n in n_levels.tolist()]
+    own = [by_level[:, x] for by_level, x in zip(shares, levels, strict=True)]
+    cells = np.prod(own, axis=0)  # (n_components, n_cells)
+    # The probability of the last level of a feature decreases as that of another one increases.
+    steps = [
+        (x == np.arange(n - 1)[:, None]).astype(np.float64) - (x == n - 1)
+        for n, x in zip(n_levels.tolist(), levels, strict=True)
+    ]
+    by_feature = [(cells / o)[:, None] * step for o, step in zip(own, steps, strict=True)]
+    weights = rng.dirichlet(np.full(n_components, 2.0), n_groups)
+    shared = weights[:, :, None, None] * np.concatenate(by_feature, axis=1)
+    shared = np.moveaxis(shared, 3, 1).reshape(n_groups * n_cells, -1)
+    by_group = np.kron(np.eye(n_groups), (cells[:-1] - cells[-1]).T)
+    return int(np.linalg.matrix_rank(np.hstack([by_group, shared])))

@@ -74,6 +74,7 @@ from pipeline.models.bernoulli_mixture.gaussians import (
 )
 from pipeline.models.bernoulli_mixture.imputation import compute_plane_probabilities
 from pipeline.models.bernoulli_mixture.levels import (
+    count_determined_parameters,
     count_levels_from,
     count_reached,
     cumulate_planes,
@@ -89,6 +90,7 @@ from pipeline.models.bernoulli_mixture.standard_errors import (
     iter_mixture_scores,
     name_feature_errors,
     sum_mixture_information,
+    warn_about_errors,
 )
 from pipeline.models.capabilities import LogLikelihood
 from pipeline.models.mixture import Mixture
@@ -591,7 +593,7 @@ class BernoulliMixture(Mixture):
             **name_feature_errors(errors),
             weights_error=weights_error,
         )
-        return replace(state, params=params)
+        return warn_about_errors(replace(state, params=params), errors)
 
     def _compute_errors(
         self, state: FitState, curvature: Array, sums: Mapping[str, NDArray[Any]]
@@ -615,6 +617,21 @@ class BernoulliMixture(Mixture):
         if state.auxiliary["has_sampling_weights"]:
             return "sandwich"
         return "crossproduct" if self.errors == "crossproduct" else "louis"
+
+    def count_parameters(self, state: FitState) -> tuple[int, int] | None:
+        """Return the numbers of free and of determined parameters of features with levels.
+
+        Without `smoothing`, the prior, that is.
+        """
+        params = state.params
+        if params.means is not None or params.coefficients is not None:
+            return None
+        n_levels = params.n_levels
+        if n_levels is None:
+            n_levels = np.full(params.probabilities.shape[1], 2)
+        n_groups = 1 if params.segments is None else len(params.segments)
+        found = count_determined_parameters(n_levels, len(params.weights), n_groups)
+        return self.count_mixture_parameters(params), found
 
     def count_mixture_parameters(self, params: BernoulliMixtureParams) -> int:
         """Count the free probabilities, and the free weights of each group or coefficients."""

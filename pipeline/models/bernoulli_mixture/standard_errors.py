@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.models.bernoulli_mixture.gaussians import Gaussians
 from pipeline.models.bernoulli_mixture.levels import compute_level_errors
+from pipeline.models.state import FitState
 from pipeline.numerics.information import invert_information
 
 Array = NDArray[np.float64]
@@ -68,13 +69,15 @@ class MixtureErrors(NamedTuple):
     `coefficients` is the covariance of β relative to the last component, (n_components,
     n_predictors, n_components, n_predictors). `levels` are the errors of the probabilities of
     levels, (n_components, n_levels in all), if a feature has more than two. `gaussians` are the
-    errors of means and standard deviations.
+    errors of means and standard deviations. All of them are NaN for parameters that the rows do not
+    determine; without any, `is_identified` is true.
     """
 
     probabilities: Array
     interval: Array
     coefficients: Array
     gaussians: Gaussians
+    is_identified: bool
     levels: Array | None = None
 
 
@@ -88,6 +91,16 @@ def name_feature_errors(errors: MixtureErrors) -> dict[str, Array | None]:
         "probabilities_interval": errors.interval,
         "level_probabilities_error": errors.levels,
     }
+
+
+def warn_about_errors(state: FitState, errors: MixtureErrors) -> FitState:
+    """Return the state with a warning if the rows do not determine all parameters."""
+    if errors.is_identified:
+        return state
+    return state.with_warning(
+        "the rows do not determine all parameters of the components; those have no standard "
+        "errors. Choose fewer {components}"
+    )
 
 
 def sum_mixture_information(
@@ -224,17 +237,29 @@ def compute_mixture_errors(
     if form == "sandwich":
         covariance = covariance @ sums["score_products"] @ covariance
     errors = np.sqrt(np.diag(covariance)).reshape(n_components, width)
-    unknown = inverse.find_unidentified((n_components, width, 1)) | is_fixed
+    unidentified = inverse.find_unidentified((n_components, width, 1))
+    unknown = unidentified | is_fixed
+    without_error = np.flatnonzero(unidentified)
+    is_identified = not without_error.size
     by_number = np.where(unknown, np.nan, errors)[:, n_features:n_scores]
     own_errors = by_number.reshape(n_components, 2, n_numbers) * gaussians.deviations[:, None]
     numbers = Gaussians(own_errors[:, 0], own_errors[:, 1])
     log_odds, unknown = errors[:, :n_features], unknown[:, :n_features]
-    coefficients = covariance[block].reshape(curvature.shape)
+    own_covariance = covariance.copy()
+    own_covariance[without_error], own_covariance[:, without_error] = np.nan, np.nan
+    coefficients = own_covariance[block].reshape(curvature.shape)
     if n_levels is not None:
         by_component = covariance.reshape(n_components, width, n_components, width)
         own = np.stack([by_component[k, :n_features, k, :n_features] for k in range(n_components)])
         found = compute_level_errors(probabilities, own, unknown, n_levels)
-        return MixtureErrors(found.cumulative, found.interval, coefficients, numbers, found.levels)
+        return MixtureErrors(
+            found.cumulative,
+            found.interval,
+            coefficients,
+            numbers,
+            is_identified,
+            found.levels,
+        )
     half_width = _TWO_SIDED * np.where(unknown, np.inf, log_odds)
     centre = scipy.special.logit(probabilities)
     interval = scipy.special.expit(np.stack([centre - half_width, centre + half_width]))
@@ -243,4 +268,5 @@ def compute_mixture_errors(
         interval,
         coefficients,
         numbers,
+        is_identified,
     )

@@ -52,7 +52,7 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.data.features import FeatureKind, are_binary
+from pipeline.data.features import Feature, FeatureKind, are_binary, count_free_moments
 from pipeline.data.matching import UNKNOWN_SEGMENT, draw_segments
 from pipeline.data.weights import WeightKind
 from pipeline.errors import LEAVE_OUT, FitError, FitWarning
@@ -866,6 +866,18 @@ class LatentTrait(Model):
         params = replace(params, **arrays)
         warnings = (*warnings, *warn_about_reversed_items(params))
         return replace(state, params=params, warnings=warnings)
+
+    def count_parameters(self, state: FitState) -> tuple[int, int] | None:
+        """Return the numbers of free parameters and of cells or moments, unless it has priors."""
+        structure: Structure = getattr(self, "structure", Structure())
+        found = state.diagnostics.get("fit_statistics", {}).get("n_parameters")
+        asymptotes = (self.guessing_prior, self.slipping_prior) if self.has_asymptotes else ()
+        priors = {self.slope_prior, self.offset_prior, *asymptotes} - {"none"}
+        if found is None or priors or self.prior_precision or structure.covariates is not None:
+            return None
+        features = structure.features or (Feature(""),) * len(state.params.offsets)
+        moments = count_free_moments(features)
+        return None if moments is None else (found, moments * max(1, len(structure.groups)))
 
     def transform(
         self, params: LatentTraitParams, block: BinaryBlock, rng: RowRandom

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.special import expit, log_softmax, logit, logsumexp
 
+import latentbits as lb
 from pipeline.data.blocks import pack_block
 from pipeline.data.weights import WeightKind
 from pipeline.errors import FitError
@@ -24,6 +25,7 @@ from pipeline.models.bernoulli_mixture.e_step import (
     mixture_posterior,
     sum_mixture_statistics,
 )
+from pipeline.models.bernoulli_mixture.levels import count_determined_parameters
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture, BernoulliMixtureParams
 from pipeline.models.state import FitState
 from pipeline.random import RowRandom
@@ -438,3 +440,24 @@ def test_a_value_that_rules_out_a_component_does_not_count_for_itself() -> None:
     np.testing.assert_allclose(found[:, 0], 0.7 * 0.6 * 0.5 / (0.3 * 0.2 + 0.7 * 0.6), rtol=1e-14)
     np.testing.assert_allclose(found[0, 1], 0.6, rtol=1e-14)
     np.testing.assert_allclose(found[1, 1], (0.3 * 0.2 + 0.35 * 0.6) / 0.65, rtol=1e-14)
+
+
+@pytest.mark.parametrize(("n_features", "n_components"), [(2, 2), (4, 3)])
+def test_components_that_the_cells_do_not_determine_have_no_errors(
+    n_features: int, n_components: int
+) -> None:
+    rng = np.random.default_rng(0)
+    X = (rng.random((500, 1)) + rng.random((500, n_features)) > 1).astype(np.uint8)
+    fitted = lb.fit(X, "bernoulli-mixture", components=n_components)
+    assert any("not identified" in warning for warning in fitted.warnings)
+    assert np.isnan(fitted.params.probabilities_error).all()
+    assert np.isnan(fitted.params.weights_error).all()
+    assert (fitted.params.probabilities_interval == np.array([0, 1])[:, None, None]).all()
+
+
+def test_cells_determine_enough_components() -> None:
+    """Goodman (Biometrika 61, 1974): 4 items determine 13 of the 14 parameters of 3 classes."""
+    ranks = [count_determined_parameters(np.full(n, 2), k, 1) for n, k in ((3, 2), (4, 3), (5, 3))]
+    assert ranks == [7, 13, 17]
+    assert count_determined_parameters(np.array([3, 3]), 2, 1) == 7
+    assert count_determined_parameters(np.full(2, 2), 2, 2) == 6  # with groups

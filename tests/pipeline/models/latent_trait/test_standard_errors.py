@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
+import latentbits as lb
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.latent_trait import standard_errors
@@ -134,3 +135,34 @@ def test_items_too_steep_for_any_nodes_are_found(is_complete: bool) -> None:
     working = NodeGrid(21, 3).make_working_state() | {"has_own_nodes": np.array(1)}
     params = make_params(weights, np.zeros(12))
     assert find_steep_features(params, working, is_complete).tolist() == [5]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_two_items_do_not_determine_a_trait(seed: int) -> None:
+    """Four parameters, three free cells: the information is singular but for rounding."""
+    rng = np.random.default_rng(seed)
+    eta = 1.2 * rng.standard_normal((500, 1)) + rng.logistic(size=(500, 2))
+    fitted = lb.fit((eta > 0).astype(np.uint8), "latent-trait", components=1)
+    (warning,) = (w for w in fitted.warnings if "not identified" in w)
+    assert "4 free parameters" in warning
+    assert "at most 3" in warning
+    assert np.isnan(fitted.params.weights_error).all()
+    assert np.isnan(fitted.params.offsets_error).all()
+
+
+def test_two_measurements_do_not_determine_a_factor() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((500, 1)) + rng.standard_normal((500, 2))
+    fitted = lb.fit(
+        lb.from_numpy(X, ["a", "b"], continuous=["a", "b"]), "latent-trait", components=1
+    )
+    assert any("not identified" in warning for warning in fitted.warnings)
+    assert np.isnan(fitted.params.weights_error).all()
+
+
+def test_equal_slopes_of_two_items_are_determined() -> None:
+    rng = np.random.default_rng(0)
+    eta = 1.2 * rng.standard_normal((500, 1)) + rng.logistic(size=(500, 2))
+    fitted = lb.fit((eta > 0).astype(np.uint8), "latent-trait", components=1, equal_slopes="yes")
+    assert not any("not identified" in warning for warning in fitted.warnings)
+    assert (fitted.params.weights_error < 1).all()
