@@ -84,6 +84,7 @@ from pipeline.models.latent_trait.known_values import (
     check_free_items,
     check_known_answers,
     check_known_slopes,
+    warn_about_known_offsets,
 )
 from pipeline.models.latent_trait.model import LatentTrait, warn_about_reversed_items
 from pipeline.models.latent_trait.standard_errors import (
@@ -527,6 +528,7 @@ class ConfirmatoryTrait(LatentTrait):
             text = f"no standard errors: more than {MAX_PARAMETERS} parameters"
             state = replace(state, warnings=(*state.warnings, FitWarning(text)))
             return self._add_likelihood(state, statistics, n_parameters)
+        state = self._warn_about_known_offsets(state, statistics)
         errors = self._compute_errors(design, state, statistics, form)
         items = errors.items.copy()
         items[:, state.auxiliary["diverging"]] = np.nan
@@ -564,6 +566,16 @@ class ConfirmatoryTrait(LatentTrait):
             warnings=(*warnings, *warn_about_reversed_items(params)),
         )
         return self._add_likelihood(state, statistics, n_parameters)
+
+    def _warn_about_known_offsets(self, state: FitState, statistics: Sums) -> FitState:
+        if self.structure.known_items is None:
+            return state
+        values, q = statistics.values, state.params.weights.shape[1]
+        share = values["group_informing"] / np.maximum(values["group_weight"], 1.0)
+        curvature = values["curvature"][:, :, q, q] / np.maximum(share, 1e-300)[:, None]
+        is_known = ~np.isnan(self.structure.known_items[:, -1])
+        score = values["gradient"][:, :, q].sum(axis=0)
+        return state.with_warnings(warn_about_known_offsets(score, curvature.sum(axis=0), is_known))
 
     def _list_other_errors(self, params: LatentTraitParams, errors: Array) -> dict[str, Array]:
         """Return further arrays of standard errors, given those of items in each group."""

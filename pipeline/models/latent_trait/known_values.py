@@ -9,7 +9,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.errors import FitError
+from pipeline.errors import FitError, FitWarning
 from pipeline.models.latent_trait.em import MAX_PARAMETER
 from pipeline.numerics.logistic.categories.curves import compute_log_probabilities, iter_alike
 from pipeline.numerics.logistic.categories.gaussian_items import MIN_DEVIATION
@@ -19,6 +19,7 @@ Indices = NDArray[np.int64]
 
 _TRAIT = np.linspace(-40.0, 40.0, 161)
 _LOG_PRIOR = -0.5 * _TRAIT**2 - scipy.special.logsumexp(-0.5 * _TRAIT**2)
+_MIN_Z, _MIN_CHANGE = 4.0, 0.2  # of a known offset that contradicts the data
 _IMPOSSIBLE = -230.0  # a probability of 1e-100, nats
 
 
@@ -126,6 +127,39 @@ def check_known_levels(
             [names[item] for item in np.flatnonzero(n_planes == 0)[is_far].tolist()],
             parameter="items",
         )
+
+
+def warn_about_known_offsets(
+    score: Array, information: Array, is_known: NDArray[np.bool_], names: Sequence[str] = ()
+) -> list[FitWarning]:
+    """Warn about items whose known offset contradicts the data.
+
+    Parameters
+    ----------
+    score, information
+        First derivative of the log-likelihood if all offsets of an item change alike, and its
+        information if the traits were known, (n_features,) each. The first has at most the
+        second's variance, and is 0 for a right offset but for chance.
+    is_known
+        Whether the offsets are known, (n_features,).
+    names
+        Names of the features; empty if the fit names them.
+    """
+    safe = np.maximum(information, np.finfo(float).tiny)
+    change = score / safe
+    is_wrong = is_known & (np.abs(change) * np.sqrt(safe) > _MIN_Z) & (np.abs(change) > _MIN_CHANGE)
+    if not is_wrong.any():
+        return []
+    places = np.flatnonzero(is_wrong)
+    places = places[np.argsort(-np.abs(change[places]), kind="stable")].tolist()
+    direction = "low" if change[places[0]] > 0 else "high"
+    text = (
+        f"{{items}}: the known offsets of {len(places)} of {int(is_known.sum())} items contradict "
+        "the data, so the mean and the variance of the traits, and all scores, are doubtful: "
+        f"{{features}}. The worst is the first, whose offset is too {direction}. Correct these "
+        "offsets, or leave them empty so that the fit estimates them"
+    )
+    return [FitWarning(text, tuple(names[i] if names else i for i in places))]
 
 
 def _find_impossible(log_p: Array, n_rows: NDArray[Any]) -> Indices:

@@ -70,6 +70,7 @@ from pipeline.models.latent_trait.known_values import (
     check_free_items,
     check_known_levels,
     check_known_slopes,
+    warn_about_known_offsets,
 )
 from pipeline.models.latent_trait.levels.design import (
     LevelDesign,
@@ -88,7 +89,11 @@ from pipeline.numerics.logistic.categories.curves import (
     choose_level_lattice,
     count_item_levels,
 )
-from pipeline.numerics.logistic.categories.scores import LevelSums, sum_form_gradient
+from pipeline.numerics.logistic.categories.scores import (
+    LevelSums,
+    sum_form_gradient,
+    sum_shift_scores,
+)
 from pipeline.numerics.logistic.latent_nodes import MAX_COMPONENTS
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, count_group_level_rows
@@ -505,6 +510,9 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
         items = self._get_block_items(params, block)
         values = {**sums.values, "score": sum_form_gradient(items, working["points"], node_sums)}
         values |= {name: own[name] for name in _COVARIATE_SUMS if name in own}
+        if self.structure.known_items is not None:
+            shift = sum_shift_scores(items, working["points"], node_sums)
+            values["shift_score"], values["shift_information"] = shift
         if self.structure.pattern is not None:
             values |= convert_code_moments(values, params.get_group(group).root)
         return replace(sums, values=self._place_values(values, ["score"], block))
@@ -625,6 +633,11 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
     def finish_information_pass(self, state: FitState, statistics: Sums) -> FitState:
         """Add standard errors, likelihood and fit statistics."""
         state = super().finish_information_pass(state, statistics)
+        if self.structure.known_items is not None:
+            values, is_known = statistics.values, ~np.isnan(self._known_values[:, -1])
+            shift = values["shift_score"], values["shift_information"]
+            warnings = warn_about_known_offsets(*shift, is_known, self.structure.feature_names)
+            state = state.with_warnings(warnings)
         found = dict(state.diagnostics["fit_statistics"])
         if self.structure.groups or self.structure.known_items is not None:
             found.pop("marginal_reliability", None)  # it is for standard normal traits

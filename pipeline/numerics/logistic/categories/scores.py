@@ -164,6 +164,24 @@ def sum_form_curvature(
     return joined
 
 
+def sum_shift_scores(items: LevelItems, points: Floats, sums: LevelSums) -> tuple[Floats, Floats]:
+    """Return score and Fisher information if all offsets of an item change alike.
+
+    Both are (n_features,), the second as if x were known.
+    """
+    width, n_features = points.shape[1] + 1, len(items.n_planes)
+    owners = np.repeat(np.arange(n_features), items.n_planes)
+    continuous = np.flatnonzero(items.n_planes == 0)
+    forms = np.append(np.arange(len(owners)), len(owners) + 2 * np.arange(len(continuous)))
+    n_forms = len(owners) + 2 * len(continuous)
+    places = (forms * width + width - 1, np.append(owners, continuous))
+    shape = (n_forms * width, n_features)
+    shifts = scipy.sparse.coo_array((np.ones(len(forms)), places), shape=shape).tocsc()
+    curvature = sum_form_curvature(items, points, sums, is_expected=True)
+    information = (shifts.T @ curvature @ shifts).diagonal()
+    return shifts.T @ sum_form_gradient(items, points, sums), information
+
+
 def _sum_plane_curvature(
     items: LevelItems, points: Floats, ones: Floats, mass: Floats, is_expected: bool = False
 ) -> scipy.sparse.csc_array:

@@ -283,3 +283,14 @@ def test_items_that_are_constant_in_a_group_are_refused(table: pd.DataFrame) -> 
     other.loc[other["group"] == "West", "item1"] = 1
     with pytest.raises(FitError, match="'item1' is constant in the group 'West'"):
         fit(other, group="group", invariance="metric")
+
+
+def test_levels_that_one_group_lacks_are_named(table: pd.DataFrame) -> None:
+    """Their own offsets have no finite estimate; those that groups share have one."""
+    lacking = table.copy()
+    is_west = lacking["group"] == "West"
+    lacking.loc[is_west & (lacking["item2"] == 3), "item2"] = 2
+    text = "no row of the group 'West' has some levels"
+    (warning,) = (w for w in fit(lacking, group="group", free="item2").warnings if text in w)
+    assert warning.endswith("these levels count as improbable there: 'item2'")
+    assert not any(text in w for w in fit(lacking, group="group").warnings)
