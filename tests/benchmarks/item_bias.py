@@ -11,6 +11,7 @@ import time
 import numpy as np
 from scipy.special import expit
 
+from pipeline.data.features import Feature
 from pipeline.evaluation.item_bias import GroupFits, run_group_tests
 from pipeline.executors.base import ThreadsExecutor
 from pipeline.executors.progress import ignore_progress
@@ -40,7 +41,8 @@ def run_tests(data: DenseData, n_groups: int) -> None:
     executor = ThreadsExecutor(N_THREADS)
     first = collect_statistics(FeatureCounts.from_block, rows, executor, "counts")
     names = tuple(map(str, range(n_groups)))
-    run_group_tests(GroupFits(rows, names, first, executor, 0, ignore_progress))
+    features = tuple(Feature(f"item{k}") for k in range(N_ITEMS))
+    run_group_tests(GroupFits(rows, names, features, first, executor, 0, ignore_progress))
 
 
 def main() -> None:

@@ -28,6 +28,7 @@ with the opposite slope.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
@@ -304,8 +305,11 @@ class AsymptoteTrait(ConfirmatoryTrait):
         state = super().finish(state, statistics)
         unused = [name for name in _NAMES if getattr(self, name) == "none"]
         names = [f"{prefix}{name}" for name in unused for prefix in ("", "group_")]
-        if self.slope_prior != "none" and self.structure.known_items is None:
-            state = replace(state, warnings=(*state.warnings, *_warn_about_scale(statistics)))
+        names = [n for n in ("slope_prior", "offset_prior") if getattr(self, n) != "none"]
+        if names and self.structure.known_items is None:
+            state = replace(
+                state, warnings=(*state.warnings, *_warn_about_scale(statistics, names))
+            )
         if not self._has_structure:
             names += ["trait_mean", "trait_covariance"]
         return replace(state, params=replace(state.params, **dict.fromkeys(names)))
@@ -576,16 +580,19 @@ def list_free_directions(design: GroupDesign, features: Indices) -> Array:
     return np.asarray(directions / np.linalg.norm(directions, axis=0))
 
 
-def _warn_about_scale(statistics: Sums) -> list[FitWarning]:
-    """Warn if a prior of slopes moved the scale of the traits in the first group."""
+def _warn_about_scale(statistics: Sums, names: Sequence[str]) -> list[FitWarning]:
+    """Warn if priors of items moved the mean or the scale of the trait in the first group."""
     second, first, n_rows = (statistics.values["moments"][0].ravel()[k] for k in (0, 1, 3))
-    deviation = math.sqrt(second / n_rows - (first / n_rows) ** 2)
-    if abs(deviation - 1) <= _MAX_SCALE_CHANGE:
+    mean = first / n_rows
+    deviation = math.sqrt(second / n_rows - mean**2)
+    if max(abs(mean), abs(deviation - 1)) <= _MAX_SCALE_CHANGE:
         return []
+    subject = " and ".join(f"{{{name}}}" for name in names)
     text = (
-        "{slope_prior} outweighs the rows: the trait has the standard deviation "
-        f"{deviation:.2f} in them instead of 1, and scores of other rows are on another scale; "
-        "use a wider prior, or {prior_precision}, which keeps the scale"
+        f"{subject} {'outweighs' if len(names) == 1 else 'outweigh'} the rows: the trait has the "
+        f"mean {mean:.2f} and the standard deviation {deviation:.2f} in them instead of 0 and 1, "
+        "and scores of other rows are on another scale; use wider priors, or {prior_precision}, "
+        "which keeps the scale"
     )
     return [FitWarning(text)]
 

@@ -440,3 +440,15 @@ def test_m2_is_that_of_dense_matrices() -> None:
     found = state.diagnostics["fit_statistics"]
     assert found["m2_df"] == orthogonal.shape[1] == 4
     assert found["m2"] == pytest.approx(m2, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "prior"), [("slope_prior", "normal(0,0.3)"), ("offset_prior", "normal(2,0.3)")]
+)
+def test_priors_of_items_that_move_the_scale_are_named(name: str, prior: str) -> None:
+    data = simulate(300, n_items=20, g=0.2)
+    state = fit(data, guessing="common", **{name: prior})
+    (warning,) = (w.text for w in state.warnings if "another scale" in w.text)
+    assert warning.startswith(f"{{{name}}} outweighs the rows")
+    state = fit(data, guessing="common", prior_precision=3.0)
+    assert not any("another scale" in w.text for w in state.warnings)
