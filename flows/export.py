@@ -13,7 +13,7 @@ from flows.cli.app import EXIT_CODES, make_app, run_app
 from flows.cli.options import DATA, MODEL, OUTPUT, Json, Option, Overwrite, Standardize, WholeNumber
 from flows.cli.progress import report_progress
 from flows.cli.startup import pause_garbage_collection
-from flows.cli.summary import list_scales, print_json
+from flows.cli.summary import join_names, list_scales, print_json
 from flows.data.datasets import LoadedModel, load_fitted_model, open_dataset_or_example
 from flows.exporting.formats import check_table_file, check_table_size
 from flows.running.flow import make_flow
@@ -52,9 +52,9 @@ tetrachoric correlation and its status. The correlation is missing if the data d
 two features, and their mutual information in nats and their correlation under the tree.
 
 `--what information`: one line per level of the trait from −4 to 4, with the information of the test
-and of each item, the standard error that follows, and the expected number of ones, or with several
-levels the expected sum of the scores 0, 1, 2, … of the levels. For a latent-trait fit with one
-component.
+and of each item, the standard error that follows, and the expected score: the number of ones, or
+with several levels the sum of the scores 0, 1, 2, … of the levels. Items whose slopes have the
+other sign than most count in reverse; they are printed. For a latent-trait fit with one component.
 
 `--what short-test --items 40`: the most informative items of such a fit, one after the other, with
 the marginal reliability of a test of the items so far.
@@ -193,8 +193,18 @@ def run_export(job: ExportJob) -> dict[str, Any]:
         "n_rows": table.n_rows,
         "columns": table.schema.names,
         "scale": None if scale is None else scale.to_lists(),
+        "reversed": _list_reversed_items(job),
         "link": None if job.link is None else describe_link(job.link),
     }
+
+
+def _list_reversed_items(job: ExportJob) -> list[str]:
+    """Return the items that the expected score of the table counts in reverse."""
+    from flows.exporting.information import list_reversed_items  # slow to import
+
+    if job.options.what != "information" or job.fitted is None:
+        return []
+    return list_reversed_items(job.fitted)
 
 
 def _make_table(job: ExportJob, progress: Progress, scale: CodeScale | None) -> BatchedTable:
@@ -248,6 +258,9 @@ def main(*, options: ExportOptions, json: Json = False) -> None:
     console.print(f"{summary['n_rows']:,} rows, {len(summary['columns']):,} columns")
     for name, value in list_scales(summary["scale"]):
         console.print(f"{name}: {value}")
+    if summary["reversed"]:
+        text = "the expected score counts these items in reverse, by their slopes: "
+        console.print(text + join_names(summary["reversed"]), markup=False)
     if summary["link"]:
         from flows.exporting.linked_items import format_link
 

@@ -19,7 +19,6 @@ from pipeline.evaluation.item_bias import (
     check_group_tests,
     count_answering_rows,
     count_by_score,
-    find_reversed_items,
     group_rows,
     mantel_haenszel,
     run_group_tests,
@@ -27,6 +26,7 @@ from pipeline.evaluation.item_bias import (
 )
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
+from pipeline.numerics.logistic.information import find_reversed_items
 from pipeline.passes.map_reduce import collect_statistics
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts

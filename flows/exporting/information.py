@@ -10,7 +10,7 @@ from flows.exporting.files import BatchedTable, make_table
 from pipeline.errors import FitError
 from pipeline.models.capabilities import HasItemInformation, ItemCurves
 from pipeline.models.registry import find_models
-from pipeline.numerics.logistic.information import choose_short_test
+from pipeline.numerics.logistic.information import choose_short_test, find_reversed_items
 
 _LEVELS = np.linspace(-4, 4, 81)
 
@@ -24,7 +24,7 @@ def make_information_table(fitted: LoadedModel) -> BatchedTable:
         "trait": _LEVELS,
         "information": total,
         "standard_error": 1 / np.sqrt(np.where(total > 0, total, np.nan)),
-        "expected_ones" if curves.levels is None else "expected_score": score,
+        "expected_score": score,
         **{
             f"information_{name}": np.ascontiguousarray(values)
             for name, values in zip(fitted.feature_names, by_item.T, strict=True)
@@ -33,6 +33,12 @@ def make_information_table(fitted: LoadedModel) -> BatchedTable:
     return make_table(
         {name: pa.array(values, from_pandas=True) for name, values in columns.items()}
     )
+
+
+def list_reversed_items(fitted: LoadedModel) -> list[str]:
+    """Return the names of the items that the expected score counts in reverse."""
+    is_reversed = find_reversed_items(_get_item_curves(fitted).slopes)
+    return [fitted.feature_names[item] for item in np.flatnonzero(is_reversed)]
 
 
 def make_short_test_table(fitted: LoadedModel, n_items: int) -> BatchedTable:

@@ -417,11 +417,6 @@ def count_answering_rows(n_groups: int, block: BinaryBlock) -> Sums:
     return Sums.from_block(block, 0.0, {"rows": rows})
 
 
-def find_reversed_items(slopes: Array) -> NDArray[np.bool_]:
-    """Return the items whose slopes, (n_features,), have the other sign than most."""
-    return np.asarray(slopes * slopes.sum() < 0)
-
-
 def count_by_score(
     params: LatentTraitParams | None,
     is_reversed: NDArray[np.bool_],

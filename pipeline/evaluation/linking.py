@@ -24,6 +24,7 @@ from scipy.special import expit
 
 from pipeline.errors import FitError
 from pipeline.models.known_items import KnownItems
+from pipeline.numerics.logistic.information import find_reversed_items
 
 Array = NDArray[np.float64]
 
@@ -84,7 +85,9 @@ def compute_link(new: KnownItems, old: KnownItems) -> ItemLink:
     old_slopes, old_offsets = _select_items(old, common)
     if not (slopes.any() and old_slopes.any()):
         raise FitError(f"The common items of {new.source} and {old.source} have slopes of 0.")
-    old_curve = expit(np.outer(_POINTS, old_slopes) + old_offsets).sum(axis=1)
+    # Items that point the other way count in reverse: otherwise the curves of a test may be flat.
+    signs = np.where(find_reversed_items(old_slopes), -1.0, 1.0)
+    old_curve = expit(np.outer(_POINTS, old_slopes) + old_offsets) @ signs
 
     # The parameters are a = 1 / A and c = B / A, of which the log-odds are linear functions.
     def compute_curves(values: Array) -> Array:
@@ -92,12 +95,12 @@ def compute_link(new: KnownItems, old: KnownItems) -> ItemLink:
         return curves
 
     def compute_residuals(values: Array) -> Array:
-        residuals: Array = np.sqrt(_SHARES) * (compute_curves(values).sum(axis=1) - old_curve)
+        residuals: Array = np.sqrt(_SHARES) * (compute_curves(values) @ signs - old_curve)
         return residuals
 
     def differentiate(values: Array) -> Array:
         P = compute_curves(values)
-        change = np.sqrt(_SHARES) * ((P * (1 - P)) @ slopes)
+        change = np.sqrt(_SHARES) * ((P * (1 - P)) @ (signs * slopes))
         return np.column_stack([change * _POINTS, -change])
 
     scale = np.linalg.norm(old_slopes) / np.linalg.norm(slopes)

@@ -260,13 +260,18 @@ class ItemCurves(NamedTuple):
         )
 
     def compute_expected_score(self, points: Array) -> Array:
-        """Return the expected number of ones, or sum of scores 0, 1, 2, …, (n_points,)."""
+        """Return the expected number of ones, or sum of scores 0, 1, 2, …, (n_points,).
+
+        Items that `find_reversed_items` finds count in reverse.
+        """
+        is_reversed = information.find_reversed_items(self.slopes)
         if self.levels is not None:
             P = curves.compute_plane_probabilities(self.levels, points[:, None])
         else:
             eta = np.outer(points, self.slopes) + self.offsets
             P = compute_probabilities(eta, self.asymptotes)
-        return np.asarray(P.sum(axis=1))
+        n_planes = 1 if self.levels is None else self.levels.n_planes
+        return np.asarray(np.where(np.repeat(is_reversed, n_planes), 1 - P, P).sum(axis=1))
 
 
 @runtime_checkable

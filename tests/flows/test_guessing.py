@@ -45,8 +45,8 @@ def test_every_command_uses_the_asymptotes(cli: Any, fit: Any, dataset: Path) ->
     assert "trait_mean" not in artifact
     done = cli("export", "--artifact", path, "--what", "information", "--output", "i.csv")
     assert done.code == 0
-    expected_ones = pd.read_csv("i.csv")["expected_ones"]
-    assert expected_ones[0] > 6 * artifact["guessing"][0]
+    expected_score = pd.read_csv("i.csv")["expected_score"]
+    assert expected_score[0] > 6 * artifact["guessing"][0]
     done = cli(
         "export", "--artifact", path, "--what", "short-test", "--items", "6", "--output", "s.csv"
     )

@@ -49,7 +49,7 @@ def test_information_adds_up(cli, artifact: str) -> None:
     of_items = table[[f"information_{name}" for name in NAMES]].sum(axis=1)
     np.testing.assert_allclose(table["information"], of_items, rtol=1e-12)
     np.testing.assert_allclose(table["standard_error"] ** -2, table["information"], rtol=1e-12)
-    assert table["expected_ones"].between(0, 6).all()
+    assert table["expected_score"].between(0, 6).all()
 
 
 def test_a_short_test_of_all_items_has_the_reliability_of_the_fit(cli, artifact: str) -> None:
@@ -122,3 +122,18 @@ def test_what_has_no_information_is_refused(cli, artifact: str, dataset: Path) -
     line = ("transform", "--dataset", dataset, "--artifact", paths[1], "--output", "z.zarr")
     assert "has no person fit" in cli(*line, "--person-fit").check_refused()
     assert not Path("t.csv").exists()
+
+
+def test_expected_scores_count_items_that_point_the_other_way_in_reverse(cli, plain_cli) -> None:
+    rng = np.random.default_rng(1)
+    eta = np.outer(rng.normal(size=400), [1.2, 2.0, -1.5, 1.2]) + rng.logistic(size=(400, 4))
+    table = pd.DataFrame((eta > 0).astype(int), columns=["a", "b", "c", "d"])
+    table.to_csv("x.csv", index=False)
+    assert cli("ingest", "x.csv", "--dataset", "x.zarr").code == 0
+    line = ("fit", "--dataset", "x.zarr", "--model", "latent-trait", "--components", "1")
+    artifact = cli(*line, "--json").json["artifact"]
+    line = ("export", "--artifact", artifact, "--what", "information", "--output", "t.csv")
+    assert "counts these items in reverse, by their slopes: c" in plain_cli(*line).out
+    score = pd.read_csv("t.csv")["expected_score"]
+    assert score.is_monotonic_increasing
+    assert score.between(0, 4).all()

@@ -19,7 +19,7 @@ from pipeline.numerics.logistic.asymptotes import (
     differentiate_curves,
     list_directions,
 )
-from pipeline.numerics.logistic.information import compute_marginal_reliability
+from pipeline.numerics.logistic.information import compute_marginal_reliability, find_reversed_items
 from pipeline.numerics.logistic.latent_nodes import Nodes
 from pipeline.statistics.sums import Sums
 
@@ -193,14 +193,22 @@ def compute_item_statistics(
     # Of each item's answers, the share in complete rows; `observed` is of a sample of the rows.
     answers = sums.weight * np.maximum(values["observed"][varying], 1)
     shares = n_complete * float(values["weight_informing"]) / answers
+    # Reversed items are turned: the statistic of the zeros of an item is that of its ones.
+    is_reversed = find_reversed_items(params.weights)[varying]
+    rows, ones = rows[scores], ones[scores][:, varying]
+    sign = np.where(is_reversed, -1.0, 1.0)
+    asymptotes = _select_asymptotes(params, varying)
+    if asymptotes is not None:
+        g, s = asymptotes
+        asymptotes = Asymptotes(np.where(is_reversed, s, g), np.where(is_reversed, g, s))
     by_score = item_fit_statistics(
-        rows[scores],
-        ones[scores][:, varying],
-        params.weights[varying],
-        params.offsets[varying],
+        rows,
+        np.where(is_reversed, rows[:, None] - ones, ones),
+        params.weights[varying] * sign[:, None],
+        params.offsets[varying] * sign,
         nodes,
         shares,
-        _select_asymptotes(params, varying),
+        asymptotes,
         n_own_asymptotes,
     )
     for name, value in zip(SCORE_STATISTICS, by_score, strict=True):

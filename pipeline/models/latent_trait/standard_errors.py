@@ -38,6 +38,7 @@ from pipeline.numerics.logistic.asymptote_scores import (
     sum_asymptote_scores,
 )
 from pipeline.numerics.logistic.asymptotes import compute_probabilities
+from pipeline.numerics.logistic.information import find_reversed_items
 from pipeline.numerics.logistic.latent_nodes import (
     MAX_COMPONENTS,
     NodePosterior,
@@ -291,7 +292,7 @@ def summarize_information(
         row_weights = block.row_weights
         log_likelihood = float((by_row if row_weights is None else row_weights * by_row).sum())
     if len(offsets) <= MAX_ITEMS and not block.has_sampling_weights:
-        values |= count_complete_rows(block, X, observed)
+        values |= count_complete_rows(block, X, observed, find_reversed_items(weights))
     sample = select_rows(share, block, rng)
     if nodes is not None and params.asymptotes is not None:
         return _summarize_asymptotes(params, nodes, block, log_likelihood, values, sample)
@@ -403,16 +404,22 @@ def sum_residuals(params: LatentTraitParams, sample: ScoredRows, posterior: HasM
 
 
 def count_complete_rows(
-    block: BinaryBlock, X: NDArray[np.uint8], observed: NDArray[np.uint8] | None
+    block: BinaryBlock,
+    X: NDArray[np.uint8],
+    observed: NDArray[np.uint8] | None,
+    is_reversed: NDArray[np.bool_],
 ) -> Values:
-    """Count pairs of ones, and ones by sum score, in complete rows times their weights."""
+    """Count pairs of ones, and ones by sum score, in complete rows times their weights.
+
+    Sum scores count the features in `is_reversed`, (n_features,), in reverse.
+    """
     if observed is not None:
         is_complete = observed.all(axis=1)
         block, X = block.take_rows(np.flatnonzero(is_complete)), X[is_complete]
     n_features, weights = block.n_features, block.weights
     both = np.zeros((n_features, n_features), np.int64)
     add_joint_counts(block.words, block.words, both, block.split_weights())
-    scores = X.sum(axis=1, dtype=np.int64)
+    scores = (X ^ is_reversed).sum(axis=1, dtype=np.int64)
     order = np.argsort(scores.astype(np.uint16), kind="stable")  # a fast radix sort for uint16
     rows = np.bincount(scores, minlength=n_features + 1)
     score_rows, ones = rows, np.zeros((n_features + 1, n_features), np.int64)

@@ -82,6 +82,18 @@ def average_reliability(compute_information: Callable[[Floats], Floats]) -> floa
     return float(shares @ (information / (information + 1)))
 
 
+def find_reversed_items(weights: Floats) -> NDArray[np.bool_]:
+    """Return the items that sum scores count in reverse, (n_features,), given weights of items.
+
+    These are the items of one trait whose slopes have the other sign than most. Of several traits,
+    (n_features, q), there are none.
+    """
+    if weights.ndim == 2 and weights.shape[1] != 1:
+        return np.zeros(len(weights), np.bool_)
+    slopes = weights.ravel()
+    return np.asarray(slopes * slopes.sum() < 0)
+
+
 def choose_short_test(
     compute_information: Callable[[Floats], Floats], n_items: int
 ) -> tuple[NDArray[np.intp], Floats]:

@@ -49,10 +49,11 @@ _RARE_SHARE, _EMPTY_SHARE = 0.1, 0.05  # of scores with expected rows in a cell 
 
 
 def compute_level_item_fit(
-    model: LevelModel, sums: Sums, n_features: int, constant_score: int
+    model: LevelModel, sums: Sums, is_reversed: NDArray[np.bool_], constant_score: int
 ) -> dict[str, Array]:
     """Return S-X² with its degrees of freedom and p-value, (n_features,) each.
 
+    Sum scores count the items in `is_reversed`, (n_features,), in reverse.
     `sums` is the result of the information pass over all rows, and `constant_score` the sum of the
     scores of the items that do not vary. There are no results with too many or too few items.
     """
@@ -63,7 +64,8 @@ def compute_level_item_fit(
     scores = slice(constant_score, constant_score + n_scores)
     rows = values["score_rows"][scores].astype(np.float64)
     ones = values["score_ones"][scores][:, model.planes].T.astype(np.float64)
-    expected = compute_level_shares_by_score(model.items, model.nodes)
+    is_reversed, n_features = is_reversed[model.features], len(is_reversed)
+    expected = compute_level_shares_by_score(model.items, model.nodes, is_reversed)
     # Of each item's answers, the share in complete rows; `observed` is of a sample of the rows.
     answers = sums.weight * np.maximum(values["observed"][model.features], 1)
     shares = rows.sum() * float(values["weight_informing"]) / answers
@@ -72,7 +74,9 @@ def compute_level_item_fit(
     for alike in iter_alike(model.items.n_planes):
         counts = count_levels_at_nodes(ones, np.broadcast_to(rows, ones.shape), alike)
         for item, own, levels in zip(alike.features, counts, alike.levels, strict=True):
-            value, n_cells = compare_cells(own.T, expected[:, levels] * rows[:, None])
+            step = -1 if is_reversed[item] else 1  # the first level has the lowest score
+            expected_rows = expected[:, levels[::step]] * rows[:, None]
+            value, n_cells = compare_cells(own.T[:, ::step], expected_rows)
             own_df = n_cells - shares[item] * n_parameters[item]
             if own_df > 0:
                 feature = model.features[item]
@@ -89,9 +93,12 @@ def _count_parameters(model: LevelModel) -> Indices:
     return np.bincount(pairs[0], minlength=len(model.features))
 
 
-def compute_level_shares_by_score(items: LevelItems, nodes: Nodes) -> Array:
+def compute_level_shares_by_score(
+    items: LevelItems, nodes: Nodes, is_reversed: NDArray[np.bool_]
+) -> Array:
     """Return P(level | sum score) of all levels of all items, (n_scores, n_levels).
 
+    Sum scores count the items in `is_reversed`, (n_items,), in reverse.
     Given a node, the characteristic function of the score is a product with one factor per item,
     and that of the other items' score is the product of the factors before and after an item.
     """
@@ -101,12 +108,18 @@ def compute_level_shares_by_score(items: LevelItems, nodes: Nodes) -> Array:
     firsts = np.cumsum(items.n_planes + 1) - (items.n_planes + 1)
     phases = np.exp(-2j * math.pi * np.outer(np.arange(16), frequencies) / n_scores)
     levels = [np.arange(k, k + m + 1) for k, m in zip(firsts, items.n_planes, strict=True)]
+    by_item = [
+        np.arange(m, -1, -1) if turned else np.arange(m + 1)
+        for m, turned in zip(items.n_planes, is_reversed, strict=True)
+    ]
     by_level = np.zeros((P.shape[1], len(frequencies)), np.complex128)
     total = np.zeros(len(frequencies), np.complex128)
     for start in range(0, len(P), _MAX_NODES):
         part = slice(start, start + _MAX_NODES)
         share, own = np.exp(nodes.log_weights[part]), P[part]
-        factors = [own[:, places] @ phases[: len(places)] for places in levels]
+        factors = [
+            own[:, places] @ phases[scores] for places, scores in zip(levels, by_item, strict=True)
+        ]
         after = [np.ones_like(factors[0])]
         for factor in factors[:0:-1]:
             after.append(after[-1] * factor)
@@ -117,10 +130,10 @@ def compute_level_shares_by_score(items: LevelItems, nodes: Nodes) -> Array:
         total += share @ before
     of_others = np.fft.irfft(by_level, n_scores)
     expected = np.zeros((n_scores, P.shape[1]))
-    for places in levels:
-        for level, place in enumerate(places.tolist()):
+    for places, scores in zip(levels, by_item, strict=True):
+        for score, place in zip(scores.tolist(), places.tolist(), strict=True):
             n_possible = n_scores - len(places) + 1
-            expected[level : level + n_possible, place] = of_others[place, :n_possible]
+            expected[score : score + n_possible, place] = of_others[place, :n_possible]
     positive = np.maximum(np.fft.irfft(total, n_scores), np.finfo(float).tiny)
     return np.clip(expected / positive[:, None], 0.0, 1.0)
 

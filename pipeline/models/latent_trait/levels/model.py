@@ -116,7 +116,7 @@ from pipeline.numerics.logistic.categories.scores import (
     count_score_products,
     sum_level_scores,
 )
-from pipeline.numerics.logistic.information import average_reliability
+from pipeline.numerics.logistic.information import average_reliability, find_reversed_items
 from pipeline.numerics.logistic.latent_nodes import (
     MAX_COMPONENTS,
     Nodes,
@@ -584,7 +584,8 @@ class OrdinalTrait(LatentTrait):
         values: dict[str, NDArray[Any]] = {}
         has_fit = not (self._missing_fit_reason or block.has_sampling_weights)
         if block.n_features <= MAX_ITEMS and has_fit:
-            values |= count_complete_rows(block, block.unpack_values(), observed)
+            planes = np.repeat(find_reversed_items(params.weights), self.n_planes)
+            values |= count_complete_rows(block, block.unpack_values(), observed, planes)
         is_taken = draw_rows(float(working["share"]), block, rng)
         X, row_weights = X[is_taken], row_weights[is_taken]
         observed = None if observed is None else observed[is_taken]
@@ -689,7 +690,8 @@ class OrdinalTrait(LatentTrait):
             ~np.isin(np.arange(len(self.n_planes)), model.features), self.n_planes + 1
         )
         constant_score = int(levels[is_certain].sum())
-        return compute_level_item_fit(model, statistics, len(self.n_planes), constant_score)
+        is_reversed = find_reversed_items(state.params.weights)
+        return compute_level_item_fit(model, statistics, is_reversed, constant_score)
 
     def _compute_likelihood_statistics(
         self, design: LevelDesign, state: FitState, statistics: Sums

@@ -100,18 +100,20 @@ def test_c2_of_binary_items_is_m2() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("turned", [(), (0, 2)])
 @pytest.mark.parametrize("kind", ["graded", "nominal"])
-def test_shares_by_score_are_those_of_all_patterns(kind: ItemKind) -> None:
+def test_shares_by_score_are_those_of_all_patterns(kind: ItemKind, turned: tuple[int]) -> None:
     n_planes = np.array([2, 1, 3, 2])
     model = make_items(n_planes, 1, kind)
     P, patterns = compute_pattern_shares(model.items, model.nodes), list_patterns(n_planes)
-    total = patterns.sum(axis=1)
+    is_reversed = np.isin(np.arange(len(n_planes)), turned)
+    total = np.where(is_reversed, n_planes - patterns, patterns).sum(axis=1)
     expected = [
         [P[(total == k) & (patterns[:, i] == c)].sum() / P[total == k].sum() for k in range(9)]
         for i, m in enumerate(n_planes)
         for c in range(m + 1)
     ]
-    found = compute_level_shares_by_score(model.items, model.nodes)
+    found = compute_level_shares_by_score(model.items, model.nodes, is_reversed)
     np.testing.assert_allclose(found, np.array(expected).T, atol=1e-12)
 
 

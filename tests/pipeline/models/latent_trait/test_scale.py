@@ -119,3 +119,52 @@ def test_a_fit_whose_scale_was_estimated_can_be_continued() -> None:
     warm = fit_model(model, rows, executor, state=start)
     np.testing.assert_allclose(warm.params.weights, cold.params.weights, rtol=1e-2)
     assert warm.history[-1] == pytest.approx(cold.history[-1], abs=1e-4)
+
+
+@pytest.mark.parametrize("n_levels", [2, 3])
+def test_known_offsets_that_contradict_the_data_are_named(n_levels: int) -> None:
+    rng = np.random.default_rng(5)
+    slopes, offsets = rng.uniform(0.8, 2, 8), rng.standard_normal(8)
+    latent = rng.standard_normal((800, 1)) * slopes + offsets + rng.logistic(size=(800, 8))
+    names = [f"q{k}" for k in range(8)]
+    above = (latent[:, :, None] > np.arange(n_levels - 1)).sum(axis=2)
+    levels = None if n_levels == 2 else [0, 1, 2]
+    data = lb.from_dataframe(pd.DataFrame(above, columns=names), levels=levels)
+
+    def fit(shift: Floats) -> lb.Fitted:
+        own = offsets + shift
+        columns = {f"level_offsets_{j + 1}": own - j for j in range(n_levels - 1)}
+        columns = {"offset": own} if n_levels == 2 else columns
+        bank = pd.DataFrame({"feature": names, "slope": slopes, **columns})
+        return lb.fit(data, "latent-trait", components=1, items=bank)
+
+    assert not fit(np.zeros(8)).warnings
+    assert not fit(np.full(8, 0.7)).warnings  # another mean of the trait
+    (warning,) = fit(np.array([0, 0, 1.0, 0, 0, 0, 0, 0])).warnings
+    assert "contradict the data" in warning
+    assert "doubtful: 'q2'" in warning
+    assert "The worst is the first, whose offset is too high" in warning
+    (warning,) = (w for w in fit(4 * np.tile([1.0, -1.0], 4)).warnings if "contradict" in w)
+    assert "8 of 8 items contradict the data" in warning
+
+
+@pytest.mark.parametrize("n_levels", [2, 3])
+def test_item_fit_does_not_depend_on_the_direction_of_items(n_levels: int) -> None:
+    table = draw_answers(800, np.array([1.0, 1.4, 0.8, 1.2, 1.6, 1.1]), n_levels=n_levels)
+    recoded = table.assign(q1=n_levels - 1 - table["q1"], q4=n_levels - 1 - table["q4"])
+    levels = None if n_levels == 2 else [0, 1, 2]
+    fits = [
+        lb.fit(lb.from_dataframe(own, levels=levels), "latent-trait", components=1, tol=1e-9)
+        for own in (table, recoded)
+    ]
+    assert (fits[1].params.weights[[1, 4]] < 0).all()
+    assert np.isfinite(fits[0].params.s_x2).all()
+    np.testing.assert_allclose(fits[1].params.s_x2, fits[0].params.s_x2, rtol=1e-3)
+    np.testing.assert_allclose(fits[1].params.s_x2_df, fits[0].params.s_x2_df)
+    points = np.linspace(-3, 3, 7)
+    scores = [
+        fitted.model.get_item_curves(fitted.params).compute_expected_score(points)
+        for fitted in fits
+    ]
+    np.testing.assert_allclose(scores[1], scores[0], rtol=1e-3)
+    assert (np.diff(scores[1]) > 0).all()
