@@ -84,6 +84,7 @@ from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.params import NumberRange, array_field, optional_array_field
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, PairCounts, make_tiles
+from pipeline.statistics.nested_features import warn_about_nested_features
 
 Array = NDArray[np.float64]
 ParamsT = TypeVar("ParamsT")
@@ -93,6 +94,7 @@ _MAX_GROUP_CELLS, _MAX_GROUPS = 1 << 16, 8
 _PAIRS_PER_SLICE = 1 << 18  # pairs whose correlations a thread estimates at once
 _MIN_HALVES_AGREEMENT = 0.95
 _MAX_RIDGE = 9.0
+_EMPTY_SHARE = 0.5  # of the rows, in segments where the table of a pair has an empty cell
 _DISPERSION = 2.5  # of errors of log variances, against those from independent correlations
 _PRIOR_PRECISION = 0.25  # of a log variance, as in `BinaryICALikelihood`
 _SINGLE_FEATURE_SHARE, _PARALLEL_COSINE = 0.95, 0.98
@@ -310,6 +312,10 @@ class BLICA(ProbitICA):
                 segments[~usable].tolist(),
             )
 
+    def warn_about_nested_features(self, statistics: PairCounts) -> tuple[FitWarning, ...]:
+        """Name features that are equal, opposite or nested in all segments."""
+        return warn_about_nested_features(statistics, self.first_planes)
+
     def summarize(
         self, params: BLICAParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> PairCounts:
@@ -353,6 +359,7 @@ class BLICA(ProbitICA):
         params = params_from_match(match, indices, self.first_planes)
         diagnostics = describe_match(match, params.start_similarities)
         new_warnings = warn_about_segments(match.segments, indices, self.min_rows, match.ridge)
+        new_warnings += self.warn_about_nested_features(statistics)
         new_warnings += warn_about_mixing(
             params.mixing, "fewer components or a smaller regularization"
         )
@@ -360,9 +367,20 @@ class BLICA(ProbitICA):
         new_warnings += warn_about_fit(diagnostics, match.n_starts)
         rotatable = find_rotatable_sources(*_estimate_variance_covariances(match))
         params.mixing_interval[:, :, [k for own in rotatable for k in own]] = np.nan
+        params.mixing_interval[:, find_features_with_empty_cells(segments)] = np.nan
         new_warnings += warn_about_rotations(rotatable)
         warnings = (*state.warnings, *new_warnings)
         return replace(state, params=params, diagnostics=diagnostics, warnings=warnings)
+
+
+def find_features_with_empty_cells(segments: SegmentCorrelations) -> NDArray[np.bool_]:
+    """Return the features of pairs with an empty cell in most rows, (n_features,).
+
+    To these, halves were added, of which resampled rows know nothing.
+    """
+    rows = segments.pair_rows * segments.is_used
+    share = np.tensordot(rows / max(rows.sum(), 1.0), segments.empty_cells(), axes=1)
+    return np.asarray((share > _EMPTY_SHARE).any(axis=1))
 
 
 def _estimate_variance_covariances(match: MomentMatch) -> tuple[Array, Array]:

@@ -213,7 +213,9 @@ class BinaryICALikelihood(ProbitICA):
         n_groups = blica.count_groups(first.n_features)
         margins = _sum_groups(first, n_groups)
         start = blica.initialize(margins, rng)
-        return self._start_from(blica.update(start, first, map_items, rng).params, start)
+        fitted = blica.update(start, first, map_items, rng)
+        start = start.with_warnings(blica.warn_about_nested_features(first))
+        return self._start_from(fitted.params, start)
 
     def _start_from(self, start: BLICAParams, state: FitState) -> FitState:
         """Return the state of the first pass of scores, given a BLICA fit, with the warnings."""

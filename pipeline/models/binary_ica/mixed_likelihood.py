@@ -168,7 +168,10 @@ class MixedBinaryICALikelihood(OrdinalBinaryICALikelihood):
         if statistics.scores is not None:
             return super().update(state, statistics.scores, map_items, rng)
         assert statistics.pairs is not None
-        fitted = self._make_start_model().update(state, statistics.pairs, map_items, rng)
+        blica = self._make_start_model()
+        fitted = blica.update(state, statistics.pairs, map_items, rng)
+        assert statistics.pairs.pairs is not None
+        state = state.with_warnings(blica.warn_about_nested_features(statistics.pairs.pairs))
         return self._start_from(fitted.params, state)
 
     def next_stage(self, state: FitState, statistics: StageSums) -> FitState | None:

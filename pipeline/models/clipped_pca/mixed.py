@@ -66,6 +66,7 @@ from pipeline.statistics.measurements import (
     draw_mixed_null_spectrum,
     sum_moments,
 )
+from pipeline.statistics.nested_features import warn_about_nested_features
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
@@ -214,6 +215,9 @@ class MixedClippedPCA(OrdinalClippedPCA):
         """Start the polyserial correlations, or move them; compute the loadings from the last."""
         if statistics.pairs is not None:
             state = self._start_pairs(state, statistics.pairs, statistics.sums.values, map_items)
+            names = [feature.name for feature in self._ordinal_features]
+            nested = warn_about_nested_features(statistics.pairs, self.first_planes)
+            state = state.with_warnings([warning.with_names(names) for warning in nested])
         else:
             bounds = NewtonBounds(state.auxiliary["lower"], state.auxiliary["upper"])
             derivatives = statistics.sums.values["derivatives"]

@@ -106,13 +106,13 @@ from pipeline.statistics.counts import (
     STRIP_COUNTS,
     FeatureCounts,
     PairCounts,
-    PairTable,
     StripCounts,
     count_strip,
     make_strip_table,
     make_tiles,
     pool_margins,
 )
+from pipeline.statistics.nested_features import warn_about_nested_features
 from pipeline.statistics.null_spectrum import estimate_null_quantiles
 
 Array = NDArray[np.float64]
@@ -131,7 +131,6 @@ _ROWS_AT_ONCE = 64  # of a strip, so that arrays of float64 stay small
 N_LEADING = 64
 _MAX_NEGATIVE_SHARE = 0.02
 _MAX_NULL_RATIO = 2.0
-_NESTED_LEVEL = 1e-3  # chance that any cell of independent features is mentioned as empty
 _PAIR_STATUS_TEXTS = {
     PairStatus.EMPTY_CELL: "with an empty cell",
     PairStatus.CONSTANT_FEATURE: "that do not vary where both are observed, taken as uncorrelated",
@@ -370,9 +369,7 @@ class ClippedPCA(Model):
         )
         null_quantiles = self._null_quantiles(statistics, state.auxiliary["null_seeds"], map_items)
         fitted = self._fit_correlation(state, correlation, status, null_quantiles)
-        if self.first_planes is None:
-            nested = warn_about_nested_features(statistics.table(0), state.auxiliary["constant"])
-            fitted = fitted.with_warnings(nested)
+        fitted = fitted.with_warnings(warn_about_nested_features(statistics, self.first_planes))
         if self._has_errors(state):
             return add_standard_errors(fitted, statistics, self.empty_cells, rng)
         return fitted
@@ -717,42 +714,6 @@ def warn_about_pairs(pair_statuses: PairStatusCounts) -> FitWarnings:
         )
         for code, text in _PAIR_STATUS_TEXTS.items()
         if pair_statuses.n_remaining[code]
-    )
-
-
-def warn_about_nested_features(table: PairTable, constant: NDArray[np.int64]) -> FitWarnings:
-    """Name pairs of features that are always equal or opposite, or of which one implies the other.
-
-    `table` has the tables of all pairs. Empty cells that chance explains are not mentioned.
-    """
-    shape = table.joint.shape
-    n, ones_i, ones_j, both = (np.broadcast_to(a, shape).astype(np.float64) for a in table)
-    shares_i, shares_j = (ones / np.maximum(n, 1) for ones in (ones_i, ones_j))
-    varies = np.isin(np.arange(len(both)), constant, invert=True)
-    is_pair = np.triu(varies & varies[:, None], 1) & (n > 0)
-    min_expected = np.log(max(is_pair.sum(), 1) / _NESTED_LEVEL)
-
-    def is_empty(count: Array, share: Array) -> NDArray[np.bool_]:
-        return np.asarray(is_pair & (count == 0) & (n * share >= min_expected))
-
-    only_i = is_empty(ones_i - both, shares_i * (1 - shares_j))
-    only_j = is_empty(ones_j - both, shares_j * (1 - shares_i))
-    is_excluded = is_empty(both, shares_i * shares_j)
-    is_covered = is_empty(n - ones_i - ones_j + both, (1 - shares_i) * (1 - shares_j))
-    kinds = {
-        "pairs of features that are equal wherever both are observed": only_i & only_j,
-        "pairs of features that are opposite wherever both are observed": is_excluded & is_covered,
-        "pairs of features of which a one in the first implies one in the second": only_i & ~only_j,
-        "pairs of features of which a one in the second implies one in the first": only_j & ~only_i,
-        "pairs of features that are never 1 together": is_excluded & ~is_covered,
-        "pairs of features that are never 0 together": is_covered & ~is_excluded,
-    }
-    return tuple(
-        FitWarning(
-            f"{text}, {pairs.sum():,}: {{features}}", tuple(np.argwhere(pairs).ravel().tolist())
-        )
-        for text, pairs in kinds.items()
-        if pairs.any()
     )
 
 

@@ -22,6 +22,7 @@ from pipeline.executors.base import SerialExecutor, ThreadsExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.binary_ica import gaussian_likelihood
 from pipeline.models.binary_ica.blica import BLICA, BLICAParams, warn_about_choice
+from pipeline.models.binary_ica.likelihood import BinaryICALikelihood
 from pipeline.models.state import FitState
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.params import get_named_arrays
@@ -700,3 +701,26 @@ def test_reaching_iteration_limit_warns(monkeypatch: pytest.MonkeyPatch) -> None
     state = fit_blica(draw_small_data(), n_components=2, regularization=10.0)
     assert find_warnings(state, "stopped after 3 iterations before converging")
     assert state.diagnostics["optimiser_converged"] is False
+
+
+def test_nested_features_are_named_and_have_no_intervals() -> None:
+    data = draw_truth_and_data(*SHAPE)[1]
+    X = data.X.copy()
+    X[:, 1] = X[:, 0]
+    X[:, 3] &= X[:, 2]
+    state = fit_blica(replace(data, X=X), n_components=2, bootstrap=20)
+    named = {w.text.partition(",")[0]: w.features for w in state.warnings}
+    assert named["pairs of features that are equal wherever both are observed"] == (0, 1)
+    implied = "pairs of features of which a one in the second implies one in the first"
+    assert named[implied] == (2, 3)
+    is_missing = np.isnan(state.params.mixing_interval).all(axis=(0, 2))
+    np.testing.assert_array_equal(np.flatnonzero(is_missing), [0, 1, 2, 3])
+
+
+def test_likelihoods_of_sources_name_nested_features() -> None:
+    data = draw_truth_and_data(*SHAPE)[1]
+    X = data.X.copy()
+    X[:, 1] = X[:, 0]
+    model = BinaryICALikelihood(n_components=2, max_iter=2)
+    state = fit_model(model, make_memory_rows(replace(data, X=X)), SERIAL)
+    assert any("that are equal wherever" in w.text and w.features == (0, 1) for w in state.warnings)
