@@ -305,10 +305,10 @@ class AsymptoteTrait(ConfirmatoryTrait):
         state = super().finish(state, statistics)
         unused = [name for name in _NAMES if getattr(self, name) == "none"]
         names = [f"{prefix}{name}" for name in unused for prefix in ("", "group_")]
-        names = [n for n in ("slope_prior", "offset_prior") if getattr(self, n) != "none"]
-        if names and self.structure.known_items is None:
+        priors = [n for n in ("slope_prior", "offset_prior") if getattr(self, n) != "none"]
+        if priors and self.structure.known_items is None:
             state = replace(
-                state, warnings=(*state.warnings, *_warn_about_scale(statistics, names))
+                state, warnings=(*state.warnings, *_warn_about_scale(statistics, priors))
             )
         if not self._has_structure:
             names += ["trait_mean", "trait_covariance"]

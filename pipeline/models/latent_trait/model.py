@@ -41,7 +41,7 @@ have a positive sum; of several traits, the largest slopes of each.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pkgutil import resolve_name
@@ -57,7 +57,11 @@ from pipeline.data.matching import UNKNOWN_SEGMENT, draw_segments
 from pipeline.data.weights import WeightKind
 from pipeline.errors import LEAVE_OUT, FitError, FitWarning
 from pipeline.executors.base import MapFunction
-from pipeline.learning.convergence import ConvergenceCriterion, ObjectiveCriterion
+from pipeline.learning.convergence import (
+    ConvergenceCriterion,
+    ObjectiveCriterion,
+    find_final_objective,
+)
 from pipeline.learning.held_out import (
     HELD_OUT_SHARE,
     get_best_params,
@@ -119,6 +123,7 @@ from pipeline.models.latent_trait.standard_errors import (
 )
 from pipeline.models.latent_trait.starts import (
     convert_to_slopes,
+    find_moved_features,
     find_start_loadings,
     stretch_offsets,
 )
@@ -174,6 +179,7 @@ _EMPTY_COLUMN_SIZE = 0.1  # columns with a smaller root mean square are drawn ag
 _ZERO_WEIGHT = 0.02  # components and features whose largest weight is below this count as empty
 _MIN_ROWS_PER_PARAMETER = 3  # with fewer, the inverse of the products of scores is meaningless
 _MAX_DIFFICULTY = 1e6
+_CLEAR_NATS = 3.0  # by which a fit is better than one with other signs
 _CLEAR_ERRORS = 3.0  # a slope of more standard errors has a sign
 _MAX_REVERSED_SHARE = 0.3  # of items; if more point the other way, both ways are usual
 
@@ -492,6 +498,32 @@ class LatentTrait(Model):
     def _get_known_slopes(self) -> Array | None:
         """Return slopes known before the fit, NaN if unknown, (n_features, n_components)."""
         return None
+
+    def select_starts(self, ranked: Mapping[str, Sequence[FitState]]) -> FitState:
+        """Continue the best start; warn if it is hardly better than one with other signs."""
+        (starts,) = ranked.values()
+        best, *others = starts
+        criterion, weight = self.get_convergence_criterion(best), float(best.auxiliary["weight"])
+        objective = find_final_objective(criterion, best.history)
+        warnings: list[FitWarning] = []
+        for other in others:
+            own = self.get_convergence_criterion(other)
+            loss = weight * (objective - find_final_objective(own, other.history))
+            moved = find_moved_features(best.params.weights, other.params.weights)
+            if loss < _CLEAR_NATS and moved.size:
+                warnings.append(self._warn_about_weak_links(moved, loss))
+        return self.select_start(best).with_warnings(warnings[:1])
+
+    def _warn_about_weak_links(self, moved: NDArray[np.intp], loss: float) -> FitWarning:
+        names = getattr(self, "structure", Structure()).feature_names
+        indices: Any = tuple(names[k] for k in moved) if names else tuple(moved.tolist())
+        text = (
+            "too few rows or features link parts of the data: the signs or directions of the "
+            "traits in these features, against those in the others, are hardly determined (another "
+            f"fit has {max(loss, 0.0):.1f} nats less): {{features}}. Do not compare scores across "
+            "the parts, or add rows or features that link them"
+        )
+        return FitWarning(text, indices)
 
     def select_start(self, state: FitState) -> FitState:
         """Continue the best start until it has converged."""

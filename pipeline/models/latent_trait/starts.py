@@ -26,6 +26,7 @@ _MAX_LOSS = 60.0  # above the lowest one, of starts to try: about 30 nats
 _N_RANDOM, _N_RANDOM_IF_COMPLETE = 8, 2
 _MAX_COMMUNALITY = 0.85
 _LEAST_LOADING = 0.1  # columns with a smaller root mean square, and loadings of a pattern
+_MAX_TURNS, _NEAR = 20, 1e-3
 _DRAWN_LOADING = 0.3  # standard deviation of loadings that are drawn instead
 
 
@@ -123,6 +124,25 @@ def compute_score_correlations(counts: FeatureCounts, n_planes: Indices) -> Arra
     deviation = np.sqrt(np.maximum(second - mean**2, 0.0))
     correlation = np.divide(slope, deviation, out=np.zeros(len(n_planes)), where=deviation > 0)
     return np.where(n_planes == 0, 1.0, correlation)
+
+
+def find_moved_features(slopes: Array, others: Array) -> Indices:
+    """Return the features that two fits relate to the others in another way.
+
+    The traits of the second fit are turned to those of the first so that most features agree: by a
+    rotation and reflection, which changes no likelihood. `slopes` and `others` are
+    (n_features, q) each.
+    """
+    first, second = (
+        w / np.sqrt(LOGISTIC_SCALE**2 + (w**2).sum(axis=1, keepdims=True)) for w in (slopes, others)
+    )
+    shares = np.ones(len(first))
+    for _ in range(_MAX_TURNS):
+        left, _, right = np.linalg.svd((second * shares[:, None]).T @ first)
+        distance = np.linalg.norm(second @ left @ right - first, axis=1)
+        shares = 1 / np.maximum(distance, _NEAR)
+    length = np.minimum(*(np.linalg.norm(own, axis=1) for own in (first, second)))
+    return np.flatnonzero((distance > length) & (length > _LEAST_LOADING))
 
 
 def convert_to_slopes(loadings: Array, n_planes: Indices | None = None) -> Array:

@@ -15,6 +15,7 @@ from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.latent_trait.starts import (
     compute_score_correlations,
     convert_to_slopes,
+    find_moved_features,
     stretch_offsets,
 )
 from pipeline.statistics.counts import FeatureCounts
@@ -158,3 +159,34 @@ def test_slopes_and_offsets_of_loadings() -> None:
     slopes = convert_to_slopes(loadings, np.array([1, 0]))
     np.testing.assert_allclose(slopes, [[1.702 * 0.75, 0.0], [0.0, -0.8]])
     np.testing.assert_allclose(stretch_offsets(slopes[:1]), [1.25])
+
+
+@pytest.mark.parametrize(
+    ("n_links", "q", "n_levels", "is_weak"),
+    [(1, 2, 2, True), (1, 2, 3, True), (2, 2, 2, False), (1, 1, 2, False)],
+)
+def test_signs_that_links_hardly_determine_are_reported(
+    n_links: int, q: int, n_levels: int, is_weak: bool
+) -> None:
+    """One common item relates two traits of two forms except for a reflection."""
+    rng = np.random.default_rng(0)
+    observed = link_by_features(1200, 17 - n_links % 2 + 1, rng, n_links)
+    X = draw_answers(observed, q, n_levels, rng).X
+    levels = None if n_levels == 2 else ["0", "1", "2"]
+    data = lb.from_numpy(X, levels=levels)
+    fitted = lb.fit(data, "latent-trait", components=q, errors="none", tol=1e-5)
+    found = [text for text in fitted.warnings if "hardly determined" in text]
+    assert len(found) == is_weak
+    if is_weak:
+        assert "'f" in found[0]
+        assert "nats less)" in found[0]
+
+
+def test_moved_features_are_those_that_no_rotation_brings_back() -> None:
+    rng = np.random.default_rng(0)
+    slopes = rng.standard_normal((20, 2))
+    turn = np.linalg.qr(rng.standard_normal((2, 2)))[0]
+    assert not find_moved_features(slopes, slopes @ turn).size
+    others = slopes @ turn
+    others[:5] *= -1
+    np.testing.assert_array_equal(find_moved_features(slopes, others), np.arange(5))
