@@ -686,10 +686,11 @@ def choose_group_axes(
 ) -> LatentTraitParams:
     """Turn the traits to the principal axes of the first group, unless slopes fix them.
 
-    With a loading pattern, only the signs of the traits are free.
+    With a loading pattern, only the signs of the traits are free. Groups with axes of their own
+    have the signs with which their slopes agree best with those of the first group.
     """
     if pattern is not None and not has_equal_slopes_across_traits(pattern.slopes):
-        return _choose_signs(params)
+        return _choose_signs(params, design)
     if not design.is_rotatable:
         return params
     items, (mean, covariance) = get_items(params), get_traits(params)
@@ -700,6 +701,7 @@ def choose_group_axes(
             for own in (items[:1] if design.are_axes_shared else items)
         ]
     )
+    axes = axes * _compare_with_first(items[:, :, :q] @ axes)[: len(axes), None]
     items[:, :, :q] = items[:, :, :q] @ axes
     mean = (mean[:, None] @ axes)[:, 0]
     covariance = axes.transpose(0, 2, 1) @ covariance @ axes
@@ -830,10 +832,19 @@ def convert_code_moments(sums: Arrays, root: Array) -> Arrays:
     }
 
 
-def _choose_signs(params: LatentTraitParams) -> LatentTraitParams:
+def _choose_signs(params: LatentTraitParams, design: GroupDesign) -> LatentTraitParams:
     """Reverse traits whose slopes in the first group have a negative sum."""
     items, (mean, covariance) = get_items(params), get_traits(params)
-    signs = np.where(params.weights.sum(axis=0) < 0, -1.0, 1.0)
-    items[:, :, : len(signs)] *= signs
-    reversed_traits = with_groups(params, items, mean * signs, covariance * signs * signs[:, None])
-    return replace(reversed_traits, axes=np.diag(signs))
+    q = params.weights.shape[1]
+    signs = np.where(params.weights.sum(axis=0) < 0, -1.0, 1.0) * np.ones((len(mean), 1))
+    if not design.are_axes_shared:
+        signs *= _compare_with_first(items[:, :, :q])
+    items[:, :, :q] *= signs[:, None]
+    covariance = covariance * signs[:, :, None] * signs[:, None]
+    reversed_traits = with_groups(params, items, mean * signs, covariance)
+    return replace(reversed_traits, axes=np.diag(signs[0]))
+
+
+def _compare_with_first(slopes: Array) -> Array:
+    """Return −1 for traits whose slopes in a group oppose those in the first, (n_groups, q)."""
+    return np.where((slopes * slopes[:1]).sum(axis=1) < 0, -1.0, 1.0)

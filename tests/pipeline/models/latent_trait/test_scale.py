@@ -162,9 +162,24 @@ def test_item_fit_does_not_depend_on_the_direction_of_items(n_levels: int) -> No
     np.testing.assert_allclose(fits[1].params.s_x2, fits[0].params.s_x2, rtol=1e-3)
     np.testing.assert_allclose(fits[1].params.s_x2_df, fits[0].params.s_x2_df)
     points = np.linspace(-3, 3, 7)
+    models: list[Any] = [fitted.model for fitted in fits]
     scores = [
-        fitted.model.get_item_curves(fitted.params).compute_expected_score(points)
-        for fitted in fits
+        model.get_item_curves(fitted.params).compute_expected_score(points)
+        for model, fitted in zip(models, fits, strict=True)
     ]
     np.testing.assert_allclose(scores[1], scores[0], rtol=1e-3)
     assert (np.diff(scores[1]) > 0).all()
+
+
+@pytest.mark.parametrize("n_levels", [2, 3])
+def test_groups_with_slopes_of_their_own_have_the_signs_of_the_first(n_levels: int) -> None:
+    """Each group by itself would be turned so that its slopes have a positive sum."""
+    slopes = {"a": np.array([2.0, 1.4, -1.2, -1.0]), "b": np.array([1.2, 1.0, -1.9, -1.5])}
+    tables = [draw_answers(500, own, n_levels=n_levels) for own in slopes.values()]
+    group = np.repeat(list(slopes), 500)
+    table = pd.concat(tables, ignore_index=True).astype(int).assign(group=group)
+    levels = None if n_levels == 2 else [0, 1, 2]
+    data = lb.from_dataframe(table, keep=["group"], levels=levels)
+    fitted = lb.fit(data, "latent-trait", components=1, group="group", invariance="configural")
+    signs = np.sign(fitted.params.group_weights[:, :, 0])
+    np.testing.assert_array_equal(signs, np.tile([1, 1, -1, -1], (2, 1)))
