@@ -91,7 +91,8 @@ def list_starts(diagnostics: Mapping[str, Any]) -> list[tuple[str, str]]:
     n_starts = diagnostics.get("starts", 1)
     if n_starts == 1:
         return []
-    return [("starts", f"{n_starts}, {diagnostics['starts_at_best']} reached the best objective")]
+    n_at_best = diagnostics["starts_at_best"]
+    return [("starts", f"{n_at_best} of {n_starts} that were not stopped early reached the best")]
 
 
 def _format_weights(weights: Mapping[str, Any]) -> str:

@@ -295,7 +295,11 @@ def _rank_starts(model: Model, starts: Sequence[FitState]) -> list[FitState]:
     """Sort starts, the best first; add how many reached the best, unless it is known already."""
     endings = [(model.get_convergence_criterion(s), s.history) for s in starts]
     objectives = np.array([find_final_objective(*ending) for ending in endings])
-    found = describe_starts(objectives.tolist(), [find_reachable_objective(*e) for e in endings])
+    found = describe_starts(
+        objectives.tolist(),
+        [find_reachable_objective(*ending) for ending in endings],
+        [criterion.has_converged(history) for criterion, history in endings],
+    )
     order = np.argsort(-objectives, kind="stable")
     return [replace(starts[k], diagnostics={**found, **starts[k].diagnostics}) for k in order]
 
@@ -339,18 +343,19 @@ def _update_state(
     kept_objective = max(history) if convergence.ends_with_best(history) else None
     independence = warn_about_independence(model, state, statistics, kept_objective)
     finished = replace(finished, warnings=(*finished.warnings, *independence))
-    return _end_fit(finished, convergence, history)
+    return _end_fit(model, finished, convergence, history)
 
 
 def _end_fit(
-    state: FitState, convergence: ConvergenceCriterion, history: Sequence[float]
+    model: Model, state: FitState, convergence: ConvergenceCriterion, history: Sequence[float]
 ) -> FitState:
     """End a fit: record whether its last stage converged, and warn about how the fit ended.
 
     The criterion and the history are the ones by which the stage ended.
     """
     ending = warn_about_ending(convergence, history)
-    warnings = (*state.warnings, *ending, *warn_about_starts(state.diagnostics))
+    starts = warn_about_starts(state.diagnostics, getattr(model, "starts", None))
+    warnings = (*state.warnings, *ending, *starts)
     converged = convergence.has_converged(history)
     return replace(state, done=True, converged=converged, warnings=warnings)
 
@@ -430,7 +435,7 @@ def fit_model(
         state = start_fit(model, first, rows, executor, seed, progress=progress)
     convergence = model.get_convergence_criterion(state)
     if not state.done and is_stage_over(convergence, state.history):
-        state = _end_fit(state, convergence, state.history)  # it only needed its pair work
+        state = _end_fit(model, state, convergence, state.history)  # it only needed its pair work
     has_fixed_statistics = model.counts_key(rows.n_features) is not None
     while not state.done:
         if statistics is None:

@@ -266,8 +266,15 @@ def find_reachable_objective(convergence: ConvergenceCriterion, history: Sequenc
     return objective + tolerance + estimate_remaining_gain(history)
 
 
-def describe_starts(objectives: Sequence[float], reachable: Sequence[float]) -> dict[str, int]:
+def describe_starts(
+    objectives: Sequence[float],
+    reachable: Sequence[float],
+    are_finished: Sequence[bool] | None = None,
+) -> dict[str, int]:
     """Return the diagnostics of several starts: their number, and how many reached the best.
+
+    Starts that were stopped early, far below the best, are not counted: where they would have ended
+    is not known.
 
     Parameters
     ----------
@@ -276,20 +283,28 @@ def describe_starts(objectives: Sequence[float], reachable: Sequence[float]) -> 
     reachable
         What each start might have reached, see `find_reachable_objective`; or its objective plus
         the difference that does not matter.
+    are_finished
+        Whether each start has converged; None if all have.
     """
     best = max(objectives)
-    n_at_best = sum(value >= best for value in reachable)
-    return {"starts": len(objectives), "starts_at_best": n_at_best}
+    are_at_best = [value >= best for value in reachable]
+    are_counted = map(any, zip(are_at_best, are_finished or [True] * len(reachable), strict=True))
+    return {"starts": sum(are_counted), "starts_at_best": sum(are_at_best)}
 
 
-def warn_about_starts(diagnostics: Mapping[str, Any]) -> tuple[FitWarning, ...]:
-    """Return a warning if a single one of many starts reached the best objective."""
+def warn_about_starts(
+    diagnostics: Mapping[str, Any], setting: int | None = None
+) -> tuple[FitWarning, ...]:
+    """Return a warning if a single one of many starts reached the best objective.
+
+    `setting` is the number that the model was told, which may differ from the number of starts.
+    """
     n_starts = diagnostics.get("starts", 1)
     if n_starts < _MANY_STARTS or diagnostics["starts_at_best"] > 1:
         return ()
     text = (
         f"only 1 of {n_starts} starts reached the best objective, so a better fit may exist; "
-        f"{{starts={4 * n_starts}}} searches longer"
+        f"{{starts={4 * (setting or n_starts)}}} searches longer"
     )
     return (FitWarning(text),)
 

@@ -370,8 +370,7 @@ def test_starts_share_their_passes() -> None:
     # Each as if it were alone.
     alone = [fit_model(model, ROWS, SERIAL, state=replace(s, starts=())) for s in first.starts]
     assert whole.history[0] >= max(done.history[-1] for done in alone) - 1e-12
-    assert whole.diagnostics["starts"] == 4
-    assert 1 <= whole.diagnostics["starts_at_best"] <= 4
+    assert 1 <= whole.diagnostics["starts_at_best"] <= whole.diagnostics["starts"] <= 4
 
 
 def test_a_fit_with_starts_goes_on_anywhere() -> None:

@@ -217,6 +217,13 @@ def test_starts_with_the_same_optimum_reach_the_best_objective() -> None:
     assert found == {"starts": 3, "starts_at_best": 2}
 
 
+def test_starts_that_were_stopped_below_the_best_are_not_counted() -> None:
+    found = describe_starts(
+        [-3.0, -3.1, -3.2, -3.3], [-2.9, -2.9, -3.1, -3.2], [False] * 3 + [True]
+    )
+    assert found == {"starts": 3, "starts_at_best": 2}
+
+
 def test_a_start_that_still_gains_may_reach_the_best_objective() -> None:
     rising = [-3.0 - 0.8**k for k in range(20)]  # stopped by the limit of passes
     assert rising[-1] < -3.01
@@ -231,7 +238,9 @@ def test_a_start_that_still_gains_may_reach_the_best_objective() -> None:
 def test_a_single_start_of_many_at_the_best_is_a_warning(
     n_starts: int, n_at_best: int, warns: bool
 ) -> None:
-    warnings = warn_about_starts({"starts": n_starts, "starts_at_best": n_at_best})
-    assert bool(warnings) == warns
-    assert all("starts=32" in warning.render() for warning in warnings)
+    diagnostics = {"starts": n_starts, "starts_at_best": n_at_best}
+    for setting, advice in ((None, "starts=32"), (3, "starts=12")):
+        warnings = warn_about_starts(diagnostics, setting)
+        assert bool(warnings) == warns
+        assert all(advice in warning.render() for warning in warnings)
     assert warn_about_starts({}) == ()
