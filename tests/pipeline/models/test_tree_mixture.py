@@ -466,7 +466,7 @@ def test_random_groups_depend_on_values_only() -> None:
 
 
 def test_many_rows_are_sampled_for_starts_from_trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tree_mixture, "_SAMPLE_ROWS", 300)
+    monkeypatch.setattr(tree_mixture, "SAMPLE_ROWS", 300)
     model, states = TreeMixture(2, starts=1), list[FitState]()
     data = DenseData(model.sample(draw_params(BINARY, 2), 900, RNG()))
     whole = fit_model(model, make_memory_rows(data), SERIAL, checkpoint=states.append)
