@@ -67,7 +67,11 @@ from pipeline.models.binary_ica.probit_ica import (
     ProbitICA,
     SegmentModel,
 )
-from pipeline.models.binary_ica.rotations import find_rotatable_sources, warn_about_rotations
+from pipeline.models.binary_ica.rotations import (
+    UNLINKED_SOURCES,
+    find_rotatable_sources,
+    warn_about_rotations,
+)
 from pipeline.models.binary_ica.segment_correlations import (
     MAX_UNDEFINED_SHARE,
     GroupSums,
@@ -214,10 +218,7 @@ class BLICA(ProbitICA):
     ordinal_class: ClassVar[str] = "pipeline.models.binary_ica.ordinal:OrdinalBLICA"
     mixed_class: ClassVar[str] = "pipeline.models.binary_ica.mixed:MixedBLICA"
     feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal", "continuous")
-    unlinked_effect: ClassVar[str] = (
-        "which source of one part belongs to which of another, and with which "
-        "sign, is not determined"
-    )
+    unlinked_effect: ClassVar[str] = UNLINKED_SOURCES
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[PairCounts]] = PairCounts
     params: ClassVar[type[BLICAParams]] = BLICAParams

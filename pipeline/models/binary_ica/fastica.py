@@ -40,6 +40,7 @@ from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
+from pipeline.models.binary_ica.rotations import UNLINKED_SOURCES
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.networks.boltzmann_rows import affine_outputs
 from pipeline.numerics.spectra.linalg import fast_ica, fix_signs
@@ -74,10 +75,7 @@ class FastICA(Model):
     """
 
     name: ClassVar[str] = "fastica"
-    unlinked_effect: ClassVar[str] = (
-        "which source of one part belongs to which of another, and with which "
-        "sign, is not determined"
-    )
+    unlinked_effect: ClassVar[str] = UNLINKED_SOURCES
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[RowSample]] = RowSample
     params: ClassVar[type[FastICAParams]] = FastICAParams

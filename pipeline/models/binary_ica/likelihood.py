@@ -52,7 +52,11 @@ from pipeline.learning.convergence import ExpectedGainCriterion
 from pipeline.models.binary_ica.blica import BLICA, BLICAParams, warn_about_mixing
 from pipeline.models.binary_ica.level_gaps import split_level_offsets
 from pipeline.models.binary_ica.probit_ica import PROBIT_SCALE, ProbitICA, SegmentModel
-from pipeline.models.binary_ica.rotations import find_rotatable_sources, warn_about_rotations
+from pipeline.models.binary_ica.rotations import (
+    UNLINKED_SOURCES,
+    find_rotatable_sources,
+    warn_about_rotations,
+)
 from pipeline.models.binary_ica.scoring_steps import (
     BinaryICALikelihoodParams,
     ParameterPoint,
@@ -131,10 +135,7 @@ class BinaryICALikelihood(ProbitICA):
     mixed_class: ClassVar[str] = (
         "pipeline.models.binary_ica.mixed_likelihood:MixedBinaryICALikelihood"
     )
-    unlinked_effect: ClassVar[str] = (
-        "which source of one part belongs to which of another, and with which "
-        "sign, is not determined"
-    )
+    unlinked_effect: ClassVar[str] = UNLINKED_SOURCES
     first_statistics: ClassVar[type[PairCounts]] = PairCounts
     statistics: ClassVar[type[ScoreSums]] = ScoreSums
     params: ClassVar[type[BinaryICALikelihoodParams]] = BinaryICALikelihoodParams

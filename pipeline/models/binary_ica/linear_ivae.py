@@ -65,6 +65,11 @@ from pipeline.learning.training import (
     compute_judged_log_likelihood,
     train_on_blocks,
 )
+from pipeline.models.binary_ica.rotations import (
+    UNLINKED_SOURCES,
+    find_rotatable_sources,
+    warn_about_rotations,
+)
 from pipeline.models.gradient import GradientModel, compute_baseline_score
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.logistic.logistic_units import mean_softplus
@@ -82,6 +87,7 @@ Numbers = NDArray[Any]
 
 _DEFAULT_COMPONENTS = 2
 _SMOOTHING = 0.5
+_MIN_RELIABILITY = 0.01
 
 
 @dataclass(frozen=True)
@@ -165,10 +171,7 @@ class LinearIVAE(GradientModel):
     """
 
     name: ClassVar[str] = "linear-ivae"
-    unlinked_effect: ClassVar[str] = (
-        "which source of one part belongs to which of another, and with which "
-        "sign, is not determined"
-    )
+    unlinked_effect: ClassVar[str] = UNLINKED_SOURCES
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     default_rates: ClassVar[Mapping[str, float]] = {"adam": 0.03, "momentum": 0.1}
     params: ClassVar[type[LinearIVAEParams]] = LinearIVAEParams
@@ -263,7 +266,12 @@ class LinearIVAE(GradientModel):
         """Normalise the columns, and add diagnostics and warnings."""
         params = state.params.normalize_columns()
         diagnostics = {"n_components": params.mixing.shape[1], "objective_is": "lower bound"}
-        return replace(self._add_training_warnings(state), params=params, diagnostics=diagnostics)
+        state = self._add_training_warnings(state)
+        rotatable = find_rotatable_sources(
+            np.log(params.source_variances), _estimate_variance_errors(params)
+        )
+        warnings = (*state.warnings, *warn_about_rotations(rotatable))
+        return replace(state, params=params, diagnostics=diagnostics, warnings=warnings)
 
     def transform(
         self, params: LinearIVAEParams, block: BinaryBlock, rng: RowRandom
@@ -332,6 +340,18 @@ class _IVAELearner(GradientLearner):
         with np.errstate(all="ignore"):  # the score reveals training that diverges
             gradient = lower_bound_gradient(self._vae, rows, noise.astype(np.float32))
         self._optimiser.step(self.theta, gradient.flatten(), self.memory, self._rate)
+
+
+def _estimate_variance_errors(params: LinearIVAEParams) -> Array:
+    """Estimate covariances of errors of log-variances, (n_segments, n_components, n_components).
+
+    A row tells as much about a variance as the square of the share that is not left in q.
+    """
+    left = np.exp(params.spread_offsets) / params.source_variances
+    reliability = np.clip(1 - left, _MIN_RELIABILITY, 1.0)
+    errors = 2 / (params.segment_rows[:, None] * reliability**2)
+    covariances: Array = errors[:, :, None] * np.eye(errors.shape[1])
+    return covariances
 
 
 def _make_batch_rows(

@@ -21,6 +21,10 @@ from pipeline.errors import FitWarning
 
 Array = NDArray[np.float64]
 
+UNLINKED_SOURCES = (
+    "which source of one part belongs to which of another, and with which sign, is not determined"
+)
+"""What follows for parts of the features that no row links; see `Model.unlinked_effect`."""
 _QUANTILE, _DRAWS = 0.999, 100_000
 _MIN_INFORMATION = 1e-6  # about a log ratio of variances, for a segment to count
 

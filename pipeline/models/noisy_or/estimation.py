@@ -191,16 +191,27 @@ class LearnedNetwork(NamedTuple):
 
 
 def learn_from_starts(
-    model: Any, layers: Sequence[int], X: Bits, seed: int, n_starts: int, map_items: MapFunction
+    model: Any,
+    layers: Sequence[int],
+    X: Bits,
+    seed: int,
+    n_starts: int,
+    map_items: MapFunction,
+    first: NoisyOrParams | None = None,
 ) -> LearnedNetwork:
     """Learn from several random starts in parallel, and continue with the best.
 
     `model` has the settings; `layers` are the units per layer from the data up. `X`, (n_samples,
     n_features), has `MISSING` for missing values. `seed` is the seed of all draws, and `map_items`
-    maps over the `n_starts` starts.
+    maps over the `n_starts` starts. A network may be given as another start.
     """
     learn = partial(_learn_one_start, model, tuple(layers), X, seed)
-    best = max(map_items(learn, range(n_starts)), key=lambda network: network.score)
+    learned = [*map_items(learn, range(n_starts))]
+    if first is not None:
+        states = np.zeros((len(X), sum(layers)), np.uint8)
+        learner = _EpochLearner(model, X, RowRandom(seed, n_starts + 1), first, states)
+        learned.append(learner.learn_from_all_rows(_RESTARTED_EPOCHS))
+    best = max(learned, key=lambda network: network.score)
     best = _restart_dead_units(model, X, seed, best)
     return _EpochLearner(
         model, X, RowRandom(seed, n_starts), best.params, best.states
@@ -337,7 +348,8 @@ class _EpochLearner:
         self._n_done += 1
         nats, sums = sum_unit_statistics(self._params, X, states)
         prior = (model.alpha, model.beta)
-        self._params = reestimate(self._params, sums, *prior, layers, model.leaks == "learned")
+        learns_leaks = model.learns_leaks(self._params.sizes)
+        self._params = reestimate(self._params, sums, *prior, layers, learns_leaks)
         return float(nats.mean())
 
     def learn_from_all_rows(self, n_epochs: int) -> LearnedNetwork:

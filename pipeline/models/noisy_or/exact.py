@@ -12,7 +12,10 @@ iterations of eq. 9, none of which reads the rows.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -43,6 +46,7 @@ CELLS_AT_ONCE = 1 << 18
 MAX_STATE_VALUES = 1 << 18
 """States of a layer times units below it."""
 _MAX_UNITS = 10  # of a layer
+_MAX_LAST_SHARE = 2e-3  # of rows in states with as many units on as are summed over
 _STEPS = 5  # iterations of eq. 9 per M-step
 
 
@@ -51,6 +55,50 @@ def can_enumerate(sizes: Sequence[int]) -> bool:
     return all(
         n <= _MAX_UNITS and n_below << n <= MAX_STATE_VALUES for n_below, n in pairwise(sizes)
     )
+
+
+@lru_cache
+def choose_states(n_units: int) -> Bits:
+    """Return all states of a layer, (n_states, n_units); of many units, those with few of them on.
+
+    Sums over the latter are a lower bound of the likelihood, which EM raises as well. It is close
+    if causes are rare (J. Lücke, J. Eggert, "Expectation truncation and the benefits of
+    preselection in training generative models", JMLR 11, 2010).
+    """
+    if n_units <= _MAX_UNITS:
+        return list_states(n_units)
+    n_states, n_on = n_units + 1, 1
+    while (n_more := math.comb(n_units, n_on + 1)) + n_states <= 1 << _MAX_UNITS:
+        n_states, n_on = n_states + n_more, n_on + 1
+    places = [c for k in range(n_on + 1) for c in itertools.combinations(range(n_units), k)]
+    states = np.zeros((len(places), n_units), np.uint8)
+    for state, on in zip(states, places, strict=True):
+        state[list(on)] = 1
+    return states
+
+
+def _list_states_with_prior(params: NoisyOrParams) -> tuple[Bits, Array]:
+    """Return the states of the lowest hidden layer, and their prior log-probabilities."""
+    if len(params.weights) > 1:
+        return enumerate_states(params.network)
+    states = choose_states(params.sizes[1])
+    return states, states @ np.log(np.expm1(params.leaks[1])) - params.leaks[1].sum()
+
+
+def can_sum_states(sizes: Sequence[int]) -> bool:
+    """Return whether EM is possible by sums over all states, or over those of `choose_states`."""
+    if len(sizes) > 2:
+        return can_enumerate(sizes)
+    return sizes[0] * len(choose_states(sizes[1])) <= MAX_STATE_VALUES
+
+
+def has_few_on(params: NoisyOrParams, X: Bits) -> bool:
+    """Return whether the states of `choose_states` are nearly all that explain rows."""
+    if can_enumerate(params.sizes) or not can_sum_states(params.sizes):
+        return can_enumerate(params.sizes)
+    n_on = choose_states(params.sizes[1]).sum(axis=1)
+    rows = sum_by_state(params, *WeightedRows.from_sample(X))[1].rows
+    return bool(rows[n_on == n_on.max()].sum() <= _MAX_LAST_SHARE * rows.sum())
 
 
 class WeightedRows(NamedTuple):
@@ -98,7 +146,7 @@ def sum_by_state(
     and the sums.
     """
     own = NoisyOrParams(params.weights[layer:], params.leaks[layer:])
-    states, prior = enumerate_states(own.network)
+    states, prior = _list_states_with_prior(own)
     u = _compute_inputs(params, layer, states)
     by_one, by_observed = np.log(-np.expm1(-u)) + u, u.sum(axis=1)
     nats, n_states = np.empty(len(X)), len(states)
@@ -137,7 +185,8 @@ def maximize(
     for layer in range(1, len(params.weights)):
         states = list_states(params.sizes[layer])
         sums_by_layer.append(sum_by_state(params, states, sums_by_layer[-1].rows, layer)[1])
-    activity = np.concatenate([s.rows @ list_states(_count_units(s)) for s in sums_by_layer])
+    pairs = zip(sums_by_layer, params.sizes[1:], strict=True)
+    activity = np.concatenate([sums.rows @ choose_states(n) for sums, n in pairs])
     layers = range(len(sums_by_layer))
     for _ in range(_STEPS):
         values: dict[str, NDArray[Any]] = {}
@@ -148,15 +197,11 @@ def maximize(
     return NoisyOrParams(params.weights, params.leaks, share)
 
 
-def _count_units(sums: StateSums) -> int:
-    return len(sums.rows).bit_length() - 1
-
-
 def _sum_unit_statistics(
     params: NoisyOrParams, layer: int, sums: StateSums
 ) -> dict[str, NDArray[Any]]:
     """Return the sums of eq. 9 of a layer's units; of the top layer, those of its prior too."""
-    states = list_states(_count_units(sums))
+    states = choose_states(params.sizes[layer + 1])
     share = sums.ones / -np.expm1(-_compute_inputs(params, layer, states))
     observed = sums.rows[:, None] - sums.missing
     values = {

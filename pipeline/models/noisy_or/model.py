@@ -13,6 +13,8 @@ whose fixed points maximize the likelihood under Beta(α, β) priors of f.
 
 If no layer has more than 10 hidden units, the sums are expectations over all states of the units
 (`exact.py`), and the fit is EM, accelerated by SQUAREM. Its objective is the exact log-likelihood.
+In a single layer of more units, of which hardly ever more than a few are on, the sums are over the
+states with few units on, and the objective is a lower bound that is close.
 Otherwise, the units are drawn by Gibbs sampling (eqs 6 and 7; a flip changes u of the units below
 by ±w). A pass is then scored by log P(x) of a tenth of the rows, at most 500, which are held out if
 there are at least 1,000 rows.
@@ -86,6 +88,9 @@ from pipeline.models.noisy_or.exact import (
     StateSums,
     WeightedRows,
     can_enumerate,
+    can_sum_states,
+    choose_states,
+    has_few_on,
     maximize,
     pack_params,
     sum_by_state,
@@ -240,7 +245,7 @@ class NoisyOr(Model):
 
         In several layers, leaks would take over what the units above explain.
         """
-        is_simple = len(sizes) == 2 and can_enumerate(sizes)
+        is_simple = len(sizes) == 2 and can_sum_states(sizes)
         return self.leaks == "learned" or (self.leaks == "auto" and is_simple)
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
@@ -258,8 +263,8 @@ class NoisyOr(Model):
         """Return the work of the E-step, or of the sweeps, after a pass without sums."""
         if working["searching"]:
             return WorkEstimate(0)
-        if can_enumerate(params.sizes):
-            n_states = 1 << params.sizes[1]
+        if working["sums_states"]:
+            n_states = len(choose_states(params.sizes[1]))
             return WorkEstimate(n_states * (15.0 + 0.2 * n_features), 16 * n_states * n_features)
         n_weights = sum(weights.size for weights in params.weights)
         n_sweeps = _PASS_SWEEPS_FACTOR * self.sweeps
@@ -309,7 +314,7 @@ class NoisyOr(Model):
                 f"{{layers={sizes}}}, or fit without {{warm_start}}.",
                 parameter="warm_start",
             )
-        return replace(state, params=params, working=_make_full_pass_working(state))
+        return replace(state, params=params, working=_make_full_pass_working(state, params))
 
     def summarize(
         self, params: NoisyOrParams, working: Arrays, block: BinaryBlock, rng: RowRandom
@@ -317,7 +322,7 @@ class NoisyOr(Model):
         """Run the exact E-step; or draw units, compute the sums of eq. 9, and score some rows."""
         if working["searching"]:
             return Sums.from_block(block, 0.0, {})
-        if can_enumerate(params.sizes):
+        if working["sums_states"]:
             nats, by_state = sum_by_state(params, unpack_rows(block))
             return Sums.from_block(block, float(nats.sum()), by_state._asdict())
         # Every pass uses the same draws, because otherwise passes could not be compared.
@@ -348,7 +353,7 @@ class NoisyOr(Model):
         """Search in one pass; then stop on the change of the objective, or wait for a gain."""
         if state.working.get("searching", True):
             return PassCountCriterion(1)
-        if can_enumerate(state.params.sizes):
+        if state.working["sums_states"]:
             tol = max(self.tol, _COMPARED_TOL * bool(state.auxiliary.get("comparing", False)))
             n_rows = float(state.auxiliary.get("n_samples", 1))
             return ObjectiveCriterion(self.max_iter, tol, n_rows)
@@ -365,7 +370,7 @@ class NoisyOr(Model):
             return self._search(state, map_items, int(rng.integers(2**63)))
         sums, prior = statistics.values, (self.alpha, self.beta)
         learns_leaks = self.learns_leaks(state.params.sizes)
-        if can_enumerate(state.params.sizes):
+        if state.working["sums_states"]:
             params = maximize(state.params, StateSums(**sums), *prior, learns_leaks)
             return replace(state, params=params)
         layers = range(len(state.params.weights))
@@ -417,7 +422,8 @@ class NoisyOr(Model):
             return None
         is_single = len(state.starts) == 1
         auxiliary = {**state.auxiliary, "comparing": np.array(not is_single)}
-        state = replace(state, working=_make_full_pass_working(state), auxiliary=auxiliary)
+        working = _make_full_pass_working(state, state.params)
+        state = replace(state, working=working, auxiliary=auxiliary)
         starts = tuple(replace(state, params=start.params, starts=()) for start in state.starts)
         return replace(state, starts=() if is_single else starts)
 
@@ -443,6 +449,8 @@ class NoisyOr(Model):
         warnings = _warn_about_unused_units(params, unused, self.prune)
         if can_enumerate(params.sizes):
             diagnostics |= {"objective_is": "exact log-likelihood"}
+        elif state.working["sums_states"]:
+            diagnostics |= {"objective_is": "lower bound of the log-likelihood"}
         else:
             unmixed = compute_unmixed_share(params, sample)
             scored_rows = "rows held out" if state.working["apart"] else "all rows"
@@ -529,9 +537,10 @@ def _split_rows(
     return is_scored, ~is_scored if working["apart"] else np.full(len(is_scored), True)
 
 
-def _make_full_pass_working(state: FitState) -> Arrays:
-    """Make the working state of the passes over all rows."""
-    return _make_stage_working(int(state.auxiliary["n_samples"]), int(state.working["seed"]))
+def _make_full_pass_working(state: FitState, params: NoisyOrParams) -> Arrays:
+    """Make the working state of the passes over all rows, which start from the parameters."""
+    working = _make_stage_working(int(state.auxiliary["n_samples"]), int(state.working["seed"]))
+    return {**working, "sums_states": np.array(has_few_on(params, state.auxiliary["sample"]))}
 
 
 def _draw_units(u: Array, rng: np.random.Generator) -> Array:

@@ -1,9 +1,11 @@
 """Search for a network in a sample of rows, which the passes over all rows continue.
 
-Networks with few units start exact EM from several random networks of two kinds: with small
-weights, from which units grow apart, and with weights of any size. In the best ones, the unit that
-is worth least is restarted as the cause of a row that the other units explain badly, as long as
-this raises the likelihood. Other networks are learned by Gibbs sampling.
+Networks whose states can be summed over start EM from several random networks of two kinds: with
+small weights, from which units grow apart, and with weights of any size. In the best ones, the unit
+that is worth least is restarted as the cause of a row that the other units explain badly, as long
+as this raises the likelihood. Where many units may be on at once, so that the sums miss states, the
+best network is one of the starts of Gibbs sampling. Other networks are learned by Gibbs sampling
+alone.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ from pipeline.models.noisy_or.estimation import (
 from pipeline.models.noisy_or.exact import (
     ExactFit,
     WeightedRows,
-    can_enumerate,
+    can_sum_states,
+    choose_states,
+    has_few_on,
     run_exact_em,
     sum_by_state,
 )
@@ -76,15 +80,20 @@ def search_networks(
     n_features), has rows in random order, with `MISSING` for missing values. `seed` is the seed of
     all draws, and `map_items` maps over the `n_starts` starts.
     """
-    if not can_enumerate((X.shape[1], *layers)):
+    if not can_sum_states((X.shape[1], *layers)):
         best = learn_from_starts(model, layers, X, seed, n_starts, map_items).params
         return SearchResult((best,), {})
-    few = WeightedRows.from_sample(X[: max(_MAX_START_CELLS >> max(layers), 1)])
+    n_states = max(len(choose_states(n)) for n in layers)
+    few = WeightedRows.from_sample(X[: max(_MAX_START_CELLS // n_states, 1)])
     fit = partial(_fit_start, model, tuple(layers), few, seed)
     fits: list[ExactFit] = list(map_items(fit, range(n_starts)))
     fits.sort(key=lambda fit: -fit.score)
     restart = partial(_restart_units, model, few, seed)
     fits[:KEPT_NETWORKS] = map_items(restart, fits[:KEPT_NETWORKS])
+    first = max(fits, key=lambda fit: fit.score).params
+    if not has_few_on(first, X):
+        best = learn_from_starts(model, layers, X, seed, n_starts, map_items, first).params
+        return SearchResult((best,), {})
     reachable = [_find_reachable_score(fit, few) for fit in fits]
     diagnostics = describe_starts([fit.score for fit in fits], reachable)
     complete = partial(_complete_start, model, WeightedRows.from_sample(X))

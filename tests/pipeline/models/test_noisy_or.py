@@ -16,7 +16,7 @@ from pipeline.models.noisy_or.estimation import (
     remove_units,
     sum_unit_statistics,
 )
-from pipeline.models.noisy_or.gibbs import MISSING
+from pipeline.models.noisy_or.gibbs import MISSING, enumerate_log_probabilities
 from pipeline.models.noisy_or.model import (
     compute_unmixed_share,
     find_unused_units,
@@ -210,6 +210,25 @@ def test_upper_units_group_cooccurring_units(schedule: str) -> None:
     # In 0.15 x 0.15 of the rows, two bars that occur alone look like an upper unit.
     assert agreement.max() > 0.6
     assert agreement.min() < 0.2
+
+
+def test_many_rare_causes_are_found() -> None:
+    """By enumeration of 12 causes, of which hardly ever more than two are present."""
+    rng, n_units = np.random.default_rng(1), 12
+    f = np.where(rng.random((n_units, 24)) < 0.3, rng.uniform(0.4, 0.95, (n_units, 24)), 1e-6)
+    prior, leaks = np.full(n_units, 0.03), np.full(24, 0.02)
+    on = rng.random((800, n_units)) < prior
+    off = (1 - leaks) * np.prod(1 - on[:, :, None] * f, axis=1)
+    X = (rng.random(off.shape) > off).astype(np.uint8)
+    state = fit(X, n_components=n_units)
+    truth = NoisyOrParams.from_probabilities((f.T,), (leaks, prior))
+    fitted, expected = (
+        enumerate_log_probabilities(p.network, X).sum() for p in (state.params, truth)
+    )
+    assert fitted > expected
+    assert state.diagnostics["objective_is"] == "lower bound of the log-likelihood"
+    assert state.history[-1] == pytest.approx(fitted / len(X), abs=1e-3)
+    assert state.history[-1] <= fitted / len(X)
 
 
 def test_the_objective_of_few_units_is_the_log_likelihood_of_all_rows() -> None:

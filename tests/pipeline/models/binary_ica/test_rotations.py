@@ -12,6 +12,7 @@ from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.binary_ica.likelihood import BinaryICALikelihood
+from pipeline.models.binary_ica.linear_ivae import LinearIVAE
 from pipeline.models.binary_ica.rotations import find_rotatable_sources, warn_about_rotations
 from tests.support.strategies import DenseData, make_memory_rows
 
@@ -58,6 +59,14 @@ def test_sources_without_a_difference_are_named(model: Any, kind: str, seed: int
     for name in ("mixing_error", "log_variances_error", "mixing_interval"):
         if (errors := getattr(state.params, name, np.zeros(0))).size:
             assert np.isnan(errors).all() == (kind != "different")
+
+
+@pytest.mark.parametrize(("kind", "seed"), [("equal", 1), ("proportional", 4), ("different", 1)])
+def test_a_linear_ivae_names_sources_without_a_difference(kind: str, seed: int) -> None:
+    """From many values, because weak sources show no difference."""
+    data = draw_sources(8 * draw_variances(kind, seed), seed)
+    state = fit_model(LinearIVAE(2), make_memory_rows(data), SerialExecutor())
+    assert any(ROTATION in w.text for w in state.warnings) == (kind != "different")
 
 
 def test_only_sources_without_a_difference_are_linked() -> None:
