@@ -12,6 +12,7 @@ from pipeline.errors import FitWarning
 from pipeline.models.base import Model
 from pipeline.models.state import FitState
 from pipeline.statistics.counts import FeatureCounts, PairCounts, count_level_rows
+from pipeline.statistics.row_samples import RowSample
 
 _MIN_GAIN = 1.0  # over all rows, nats
 
@@ -22,6 +23,7 @@ def compute_independent_log_likelihood(model: Model, first: Any) -> float | None
     Features with levels are independent of each other, unless the model takes each plane as a
     feature. None if the statistics do not count features, or some are continuous.
     """
+    first = first.counts if isinstance(first, RowSample) else first
     structure = getattr(model, "structure", None)
     features = () if structure is None or model.splits_levels else structure.features
     if not isinstance(first, FeatureCounts | PairCounts) or find_continuous(features):

@@ -349,6 +349,10 @@ class NoisyOr(Model):
         n_rows = statistics.values.get("n_judged", statistics.weight)
         return float(statistics.objective / max(n_rows, 1))
 
+    def mean_log_likelihood(self, params: NoisyOrParams, statistics: Sums) -> float | None:
+        """Return the log-likelihood per row, nats; None if units are drawn."""
+        return self.objective(params, statistics) if "ones" in statistics.values else None
+
     def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
         """Search in one pass; then stop on the change of the objective, or wait for a gain."""
         if state.working.get("searching", True):

@@ -247,6 +247,14 @@ def test_rows_that_score_drawn_units_are_held_out() -> None:
     assert state.diagnostics["objective_is"] == "log-likelihood of rows held out"
 
 
+def test_a_fit_no_better_than_independent_features_warns() -> None:
+    rng = np.random.default_rng(0)
+    unrelated = (rng.random((2000, 6)) < 0.3).astype(np.uint8)
+    for X, is_independent in ((unrelated, True), (draw_bars(rng, 2000), False)):
+        texts = [warning.text for warning in fit(X, n_components=1).warnings]
+        assert any("no better than independent" in text for text in texts) == is_independent
+
+
 def test_rows_and_features_without_ones_can_be_fitted() -> None:
     X = draw_bars(np.random.default_rng(7), 600)
     X[:300], X[:, 5] = 0, 0
