@@ -25,6 +25,7 @@ UNLINKED_SOURCES = (
     "which source of one part belongs to which of another, and with which sign, is not determined"
 )
 """What follows for parts of the features that no row links; see `Model.unlinked_effect`."""
+ANY_ROTATION = "any rotation of these sources fits as well"
 _QUANTILE, _DRAWS = 0.999, 100_000
 _MIN_INFORMATION = 1e-6  # about a log ratio of variances, for a segment to count
 
@@ -77,12 +78,16 @@ def _find_largest_eigenvalue(degrees: int) -> float:
     return float(np.quantile(largest, _QUANTILE))
 
 
+def name_sources(sources: Sequence[int]) -> str:
+    """Return the names of two or more sources, counted from 1."""
+    return ", ".join(str(k + 1) for k in sources[:-1]) + f" and {sources[-1] + 1}"
+
+
 def warn_about_rotations(sets: Sequence[Sequence[int]]) -> tuple[FitWarning, ...]:
     """Name the sources that any rotation fits as well, counted from 1."""
     warnings = []
     for own in sets:
-        names = ", ".join(str(k + 1) for k in own[:-1]) + f" and {own[-1] + 1}"
-        text = f"the variances of components {names} differ over segments by no more than their "
-        text += "errors: any rotation of these sources fits as well, so they have no errors"
+        text = f"the variances of components {name_sources(own)} differ over segments by no more "
+        text += f"than their errors: {ANY_ROTATION}, so they have no errors"
         warnings.append(FitWarning(text))
     return tuple(warnings)

@@ -88,3 +88,17 @@ def test_failed_search_warns_or_raises() -> None:
     few = np.array([[1, 0, 1], [1, 1, 0], [1, 1, 1]], np.uint8)
     with pytest.raises(FitError, match="cannot separate 2 components with 3 rows"):
         fit(few, 2)
+
+
+@pytest.mark.parametrize("source", ["normal", "bit"])
+def test_normal_sources_are_named(source: str) -> None:
+    rng = np.random.default_rng(3)
+    z = rng.standard_normal((5000, 2))
+    z = np.sign(z) if source == "bit" else z
+    mixing = rng.standard_normal((20, 2))
+    y = z @ (mixing / np.linalg.norm(mixing, axis=0)).T + 0.3 * rng.standard_normal((5000, 20))
+    observed = (rng.random(y.shape) < 0.95).astype(np.uint8)
+    state = fit((y > 0.1).astype(np.uint8) * observed, 2, observed)
+    texts = [warning.text for warning in state.warnings if "any rotation" in warning.text]
+    assert len(texts) == (source == "normal")
+    assert all(text.startswith("components 1 and 2 differ from normal") for text in texts)
