@@ -706,7 +706,7 @@ class LatentTrait(WeightedModelEstimator):
         nats. None takes 500 draws.
     prior_precision
         Precision of a normal prior on the weights; above 0, separable items stay finite.
-        With many items and few rows it is lower, so that the traits keep their scale.
+        Where it would stretch the traits, their scale is estimated afterwards.
     equal_slopes
         `yes` gives all items the same weight; requires one component and quadrature or
         sampling. Continuous items have weights of their own.
@@ -857,6 +857,7 @@ class LatentTrait(WeightedModelEstimator):
     group_level_weights_error_: NDArray[np.float64] | None
     group_deviations_: NDArray[np.float64] | None
     group_deviations_error_: NDArray[np.float64] | None
+    log_prior_: NDArray[np.float64] | None
     components_: NDArray[np.float64]
     def __init__(
         self,
@@ -1089,8 +1090,8 @@ class RestrictedBoltzmannMachine(ModelEstimator):
     method
         Maximum likelihood (exact), or contrastive divergence with chains that start at the
         rows of each batch (cd) or where they were after the previous batch (pcd). auto is
-        exact if that is fast and `sparsity` is 0, else pcd. Settings of steps, batches and
-        chains are of cd and pcd.
+        exact if that is fast and `sparsity` is 0, else pcd, with exact passes at the end if
+        they are possible. Settings of steps, batches and chains are of cd and pcd.
     steps
         Gibbs steps of the chains per batch.
     weight_decay
@@ -1116,8 +1117,9 @@ class RestrictedBoltzmannMachine(ModelEstimator):
     patience
         Number of passes to wait for an improvement.
     max_iter
-        Maximum number of passes over the data. None takes 1,000 for exact fits, 100 for
-        others.
+        Maximum number of passes over the data. None takes 1,000 for exact fits; 100 to
+        1,000 for others, more if there are few steps in a pass; and at most 100 for exact
+        passes at the end.
     tol
         Smallest gain of the objective per row that counts as an improvement, relative if
         the objective is above 1.
