@@ -12,6 +12,8 @@ from pipeline.errors import FitWarning
 from pipeline.models.base import Model
 from pipeline.models.state import FitState
 from pipeline.statistics.counts import FeatureCounts, PairCounts, count_level_rows
+from pipeline.statistics.measurements import MeasuredCounts
+from pipeline.statistics.pair_moments import PairMoments
 from pipeline.statistics.row_samples import RowSample
 
 _MIN_GAIN = 1.0  # over all rows, nats
@@ -21,13 +23,20 @@ def compute_independent_log_likelihood(model: Model, first: Any) -> float | None
     """Return the log-likelihood per row of independent features, given the first statistics.
 
     Features with levels are independent of each other, unless the model takes each plane as a
-    feature. None if the statistics do not count features, or some are continuous.
+    feature. Continuous features are normal with their mean and standard deviation. None if the
+    statistics do not count features.
     """
-    first = first.counts if isinstance(first, RowSample) else first
+    first = first.counts if isinstance(first, RowSample | PairMoments) else first
     structure = getattr(model, "structure", None)
     features = () if structure is None or model.splits_levels else structure.features
-    if not isinstance(first, FeatureCounts | PairCounts) or find_continuous(features):
+    if not isinstance(first, FeatureCounts | PairCounts):
         return None
+    nats = 0.0
+    if find_continuous(features):
+        if not isinstance(first, MeasuredCounts) or first.is_constant.any():
+            return None
+        variances = first.squares / first.number_weights
+        nats = -float(first.number_weights @ (np.log(2 * np.pi * variances) + 1)) / 2
     if isinstance(first, PairCounts):
         observed, ones = first.margins()
         own = (first.segments, first.rows, observed, ones, first.weights, first.weight_unit)
@@ -39,7 +48,8 @@ def compute_independent_log_likelihood(model: Model, first: Any) -> float | None
         ones, observed = (first.weight_unit * n.sum(axis=0) for n in (first.ones, first.observed))
         counts, totals = np.append(ones, observed - ones), np.append(observed, observed)
     shares = counts / np.maximum(totals, 1)
-    return float(scipy.special.xlogy(counts, shares).sum() / first.weight)
+    nats += float(scipy.special.xlogy(counts, shares).sum())
+    return nats / float(first.weight)
 
 
 def warn_about_independence(
@@ -58,8 +68,8 @@ def warn_about_independence(
     if (fitted - independent) * statistics.weight > _MIN_GAIN:
         return ()
     text = (
-        f"no better than independent features: {fitted:.6f} nats per row, against "
-        f"{independent:.6f} of independent features with the same shares. The fit found no "
-        "dependence; if there is some, another {seed} or other settings may find it"
+        f"no better than {model.independence}: {fitted:.6f} nats per row, against "
+        f"{independent:.6f}. The fit found no dependence; if there is some, another {{seed}} or "
+        "other settings may find it"
     )
     return (FitWarning(text),)

@@ -317,12 +317,14 @@ def train_on_blocks(
     blocks: Iterable[BinaryBlock],
     working: Arrays,
     rng: RowRandom,
+    score_baseline: ScoreRows | None = None,
 ) -> StepSums | None:
     """Take steps through the rows of a task; return None if it has no rows.
 
     The learner, which is changed in place, is at the start of the pass. `score_rows` returns the
     score of each row of a batch at the start of the pass, (n_samples,), nats. The working state
-    holds the rows per step and the held-out share.
+    holds the rows per step and the held-out share. `score_baseline` scores rows as if features told
+    nothing.
 
     Returns
     -------
@@ -330,7 +332,7 @@ def train_on_blocks(
         The change of Θ (`theta`) and the optimiser's memory, each times the number of rows that
         steps were taken with (`n_fitted`), and the square of this number. The objective is the sum
         of the scores of `n_judged` rows, with `judged_observed` values and `judged_ones` among
-        them, (n_features,) each.
+        them, (n_features,) each, and the sum `judged_baseline` of their baseline scores.
     """
     before, scored, n_rows = learner.theta.copy(), _ScoredRows(), 0
     held_out, size = float(working["held_out"]), int(working["batch"])
@@ -348,6 +350,8 @@ def train_on_blocks(
     counts = {"n_fitted": np.array(learner.n_rows), "n_judged": np.array(n_scored)}
     counts |= {"judged_observed": np.asarray(scored.observed)}
     counts |= {"judged_ones": np.asarray(scored.ones)}
+    if score_baseline is not None:
+        counts |= {"judged_baseline": np.array(scored.score(score_baseline)[1])}
     values["n_fitted_squared"] = np.array(float(learner.n_rows) ** 2)
     return StepSums(n_rows, n_rows, nats, {**values, **counts})
 

@@ -72,6 +72,8 @@ class Model(Protocol):
     """Whether the model can use covariates of rows, `BinaryBlock.covariates`."""
     has_groups: ClassVar[bool] = False
     """Whether `with_structure` adds parameters by group of rows to a model without segments."""
+    independence: ClassVar[str] = "independent features with the same margins"
+    """What `independent_log_likelihood` is of."""
     feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary",)
     """Kinds of features that the model explains; see `pipeline.data.features`. A model of ordered
     levels learns them from `Structure.features`, as its blocks have a bit per plane."""
@@ -195,7 +197,9 @@ class Model(Protocol):
         """Return the log-likelihood per row of a pass, in nats, without terms of a prior.
 
         It may be a bound or a pseudo-likelihood, which are equal to it if features are independent.
-        The end of a fit compares it with `independent_log_likelihood`. None if it is not known.
+        The end of a fit compares it with `independent_log_likelihood`. None if it is not known, or
+        not comparable: reconstructions of rows that the units have seen are better than
+        independent features even if no weight was learned.
         """
         return None
 

@@ -120,6 +120,15 @@ class BottleneckParams:
         mean, deviation = self.number
         return np.asarray(((labels - mean) / deviation)[:, None])
 
+    def ignore_features(self) -> BottleneckParams:
+        """Return parameters that predict every label by the shares, or the mean, of the labels."""
+        biases = np.zeros(1) if self.shares is None else np.log(self.shares)
+        zeros = (np.zeros_like(a) for a in (self.weights, self.biases, self.outputs))
+        weights, hidden_biases, outputs = zeros  # not the fitted ones, which may have diverged
+        return replace(
+            self, weights=weights, biases=hidden_biases, outputs=outputs, output_biases=biases
+        )
+
     @property
     def baseline_score(self) -> float:
         """Mean score per row if the outputs ignored the row, nats."""
@@ -150,6 +159,7 @@ class Bottleneck(GradientModel):
     first_statistics: ClassVar[type[LabelCounts]] = LabelCounts
     default_rates: ClassVar[Mapping[str, float]] = {"adam": 0.05, "momentum": 0.1}
     params: ClassVar[type[BottleneckParams]] = BottleneckParams
+    independence: ClassVar[str] = "predictions that ignore the features"
     column: str = SEGMENT
     kind: Literal["auto", "category", "number"] = "auto"
     patience: int = setting(10, minimum=1, kw_only=True)
@@ -268,13 +278,24 @@ class Bottleneck(GradientModel):
         memory = training.copy_memory(working)
         learner = BottleneckLearner(params, self.column, training.optimiser, memory, rate)
         score = partial(_score_rows, params, self.column)
-        return train_on_blocks(learner, score, self._iter_labelled_rows(blocks()), working, rng)
+        rows, ignoring = self._iter_labelled_rows(blocks()), params.ignore_features()
+        baseline = partial(_score_rows, ignoring, self.column)
+        return train_on_blocks(learner, score, rows, working, rng, baseline)
 
     def _iter_labelled_rows(self, blocks: Iterator[BinaryBlock]) -> Iterator[BinaryBlock]:
         for block in blocks:
             is_labelled = np.isfinite(convert_labels_to_numbers(get_labels(block, self.column)))
             if is_labelled.any():
                 yield block if is_labelled.all() else block.take_rows(np.flatnonzero(is_labelled))
+
+    def mean_log_likelihood(self, params: BottleneckParams, statistics: StepSums) -> float:
+        """Return the mean score of a pass."""
+        return self.objective(params, statistics)
+
+    def independent_log_likelihood(self, state: FitState, statistics: StepSums) -> float:
+        """Return the mean score of predictions that ignore the features, of the same rows."""
+        sums = statistics.values
+        return float(sums["judged_baseline"]) / max(int(sums["n_judged"]), 1)
 
     def _score_scale(self, params: BottleneckParams) -> float:
         return params.baseline_score

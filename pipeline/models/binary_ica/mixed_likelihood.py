@@ -148,8 +148,12 @@ class MixedBinaryICALikelihood(OrdinalBinaryICALikelihood):
             return StageSums(pairs=self._make_start_model().summarize(empty, working, block, rng))
         return StageSums(scores=sum_scores(params, block, self._find_score_function(params)))
 
-    def mean_log_likelihood(self, params: BinaryICALikelihoodParams, statistics: Any) -> None:
-        """Return None, because values of continuous features have densities."""
+    def mean_log_likelihood(
+        self, params: BinaryICALikelihoodParams, statistics: Any
+    ) -> float | None:
+        """Return the log-likelihood per row, nats; None of the first stage."""
+        scores = statistics.scores
+        return None if scores is None else super().mean_log_likelihood(params, scores)
 
     def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:  # type: ignore[override]
         """Stop the first stage after its pass, and the second as for other features."""

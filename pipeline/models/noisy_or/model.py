@@ -70,6 +70,7 @@ from pipeline.learning.convergence import (
     PatienceCriterion,
 )
 from pipeline.learning.held_out import HELD_OUT_PASS, is_held_out
+from pipeline.learning.training import compute_judged_log_likelihood
 from pipeline.models.base import Model
 from pipeline.models.capabilities import HiddenCauses, LogLikelihood
 from pipeline.models.noisy_or.estimation import (
@@ -300,6 +301,7 @@ class NoisyOr(Model):
                 "is_learned": is_learned,
                 "n_samples": np.array(first.n_rows),
                 "comparing": np.array(False),
+                "shares": (ones + 0.5) / (observed + 1),
             },
             warnings=make_constant_feature_warnings(observed, ones),
         )
@@ -329,8 +331,10 @@ class NoisyOr(Model):
         rng = RowRandom(rng.seed, HELD_OUT_PASS)
         is_scored, is_learned = _split_rows(block.rows, working)
         scored = block.take_rows(np.flatnonzero(is_scored))
-        nats = estimate_row_likelihoods(params.network, unpack_rows(scored), scored.rows, rng)
-        sums = {"n_judged": np.array(len(nats))}
+        X = unpack_rows(scored)
+        nats = estimate_row_likelihoods(params.network, X, scored.rows, rng)
+        sums = {"n_judged": np.array(len(nats)), "judged_ones": (X == 1).sum(axis=0)}
+        sums |= {"judged_observed": (X != MISSING).sum(axis=0)}
         sums |= self._sum_drawn_units(params, block.take_rows(np.flatnonzero(is_learned)), rng)
         return Sums.from_block(block, float(nats.sum()), sums)
 
@@ -350,8 +354,14 @@ class NoisyOr(Model):
         return float(statistics.objective / max(n_rows, 1))
 
     def mean_log_likelihood(self, params: NoisyOrParams, statistics: Sums) -> float | None:
-        """Return the log-likelihood per row, nats; None if units are drawn."""
-        return self.objective(params, statistics) if "ones" in statistics.values else None
+        """Return the log-likelihood per row, nats, or its estimate if units are drawn."""
+        return self.objective(params, statistics) if statistics.values else None
+
+    def independent_log_likelihood(self, state: FitState, statistics: Sums) -> float | None:
+        """Return that of independent features, of the rows that score the pass."""
+        if "judged_ones" not in statistics.values:
+            return state.independent
+        return compute_judged_log_likelihood(state.auxiliary["shares"], statistics)
 
     def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
         """Search in one pass; then stop on the change of the objective, or wait for a gain."""

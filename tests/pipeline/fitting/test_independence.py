@@ -14,6 +14,8 @@ from pipeline.fitting.independence import compute_independent_log_likelihood
 from pipeline.fitting.loop import fit_model
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture
 from pipeline.models.binary_ica.linear_ivae import LinearIVAE
+from pipeline.models.bottleneck import Bottleneck
+from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.rbm import RestrictedBoltzmannMachine
 from pipeline.models.structure import Structure
 from pipeline.models.trees.tree_mixture import TreeMixture
@@ -43,7 +45,7 @@ def doubts(model: Any, data: DenseData) -> list[str]:
 def test_a_fit_that_finds_no_dependence_says_so(model: Any) -> None:
     data = DenseData(COPIES, segments=np.arange(N_ROWS) % 3)
     (text,) = doubts(model, data)
-    assert "of independent features with the same shares" in text
+    assert "than independent features with the same margins: " in text
 
 
 @pytest.mark.parametrize(
@@ -59,6 +61,29 @@ def test_a_fit_that_finds_dependence_does_not(model: Any) -> None:
     seen = (np.random.default_rng(1).random(COPIES.shape) < 0.8).astype(np.uint8)
     assert doubts(model, DenseData(COPIES)) == []
     assert doubts(model, DenseData(COPIES * seen, seen)) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "is_dependent"),
+    [(BernoulliMixture(1), False), (BernoulliMixture(2), True), (LatentTrait(1), True)],
+)
+def test_continuous_features_are_normal(model: Any, is_dependent: bool) -> None:
+    structure = Structure(features=tuple(Feature(name, ()) for name in "ab"))
+    rng = np.random.default_rng(4)
+    numbers = rng.standard_normal((800, 1)) + rng.standard_normal((800, 2))
+    data = DenseData(np.zeros((800, 0), np.uint8), numbers=numbers.astype(np.float32))
+    assert (doubts(model.with_structure(structure), data) == []) is is_dependent
+
+
+@pytest.mark.parametrize("rate", [1e-9, None])
+def test_predictions_are_compared_with_those_that_ignore_the_features(rate: float | None) -> None:
+    labels = INDEPENDENT[:, 2] ^ (np.random.default_rng(5).random(N_ROWS) < 0.2)
+    data = DenseData(INDEPENDENT, segments=labels.astype(int))
+    state = fit_model(Bottleneck(2, rate=rate), make_memory_rows(data), SerialExecutor())
+    texts = [
+        w.text for w in state.warnings if "than predictions that ignore the features" in w.text
+    ]
+    assert len(texts) == (rate is not None)
 
 
 @pytest.mark.parametrize("counts", [FeatureCounts.from_block, PairCounts.from_block])
