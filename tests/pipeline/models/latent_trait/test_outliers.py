@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -96,6 +98,52 @@ def test_an_outlier_next_to_binary_items_is_on_points_of_its_own() -> None:
     assert fitted.objective is not None
     assert fitted.objective * 400 == pytest.approx(nats.sum(), abs=1e-3)
     assert lb.transform(fitted, data)["mean"][0, 0] > 10
+
+
+def test_a_scorer_integrates_wherever_the_posterior_is() -> None:
+    rng = np.random.default_rng(2)
+    x = rng.standard_normal(400)
+    slopes = np.full(4, 1.5)
+    bits = (expit(x[:, None] * slopes + rng.normal(0, 1, 4)) > rng.random((400, 4))).astype(float)
+    Y = x[:, None] + rng.normal(0, 0.5, (400, 3))
+    names = [*"pqrs", *"abc"]
+    data = lb.from_numpy(np.hstack([bits, Y]), names, continuous=names[4:])
+    fitted = lb.fit(data, "latent-trait", components=1, errors="none")
+    score, params = lb.Scorer(fitted), fitted.params
+    w, deviation = params.weights[4:, 0] * params.scales, params.deviations * params.scales
+    precision = 1 + (w**2 / deviation**2).sum()
+    for value in (20.0, -999.0, 1e6):
+        residuals = value - params.means - params.scales * params.offsets[4:]
+        code = (residuals * w / deviation**2).sum() / precision
+        points = code + np.linspace(-40, 40, 80001) / np.sqrt(precision)
+        eta = points[:, None] * params.weights[:4, 0] + params.offsets[:4]
+        log_posterior = -0.5 * precision * (points - code) ** 2
+        log_posterior += (np.array([1, 0, 1, 1]) * eta - np.logaddexp(0, eta)).sum(axis=1)
+        share = np.exp(log_posterior - logsumexp(log_posterior))
+        mean = share @ points
+        scored = score(dict(zip(names, [1, 0, 1, 1, *[value] * 3], strict=True)))
+        assert scored["mean_1"] == pytest.approx(mean, rel=1e-9)
+        assert scored["variance_1"] == pytest.approx(share @ (points - mean) ** 2, rel=1e-4)
+
+
+@pytest.mark.parametrize("q", [1, 2])
+def test_known_offsets_far_from_all_answers_are_integrated(q: int) -> None:
+    rng = np.random.default_rng(q)
+    X = (rng.standard_normal((300, q)) @ np.full((q, 5), 2.0) > rng.logistic(0, 1, (300, 5))) * 1.0
+    fitted = lb.fit(X, "latent-trait", components=q, errors="none", max_iter=5)
+    offsets, slopes = np.array([30.0, -30, 30, -30, 0]), np.array([1.5, 2, 3, 5, 1])
+    direction = np.array([0.6, 0.8][:q]) / (1 if q == 2 else 0.6)
+    params = replace(fitted.params, weights=slopes[:, None] * direction, offsets=offsets)
+    rows = np.array([np.ones(5), np.zeros(5), [0, 1, 0, 1, 1], [0, 1, 0, np.nan, 0]])
+    codes = lb.transform(replace(fitted, params=params), lb.from_numpy(rows, fitted.feature_names))
+    points = np.linspace(-40, 40, 400001)
+    for row, code in zip(rows, codes["mean"], strict=True):
+        log_posterior = -0.5 * points**2
+        for x, slope, offset in zip(row, slopes, offsets, strict=True):
+            eta = slope * points + offset
+            log_posterior += 0.0 if np.isnan(x) else x * eta - np.logaddexp(0, eta)
+        mean = np.exp(log_posterior - logsumexp(log_posterior)) @ points
+        np.testing.assert_allclose(code, mean * direction, atol=1e-3)
 
 
 @pytest.mark.parametrize("value", [1e3, 99999999.0])
