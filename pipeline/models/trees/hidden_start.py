@@ -1,9 +1,10 @@
 """Where the EM of a hidden tree starts.
 
-At first, the tree is that of the features, and most variables have the state of their parent. But
-features are noisy, each in its own way, so two of them may depend on each other more strongly than
-two neighbours do. After a short run, the noise of each feature is known. Counts of pairs of
-features then give the joint probabilities of pairs of states, and these give the next tree.
+At first, most variables have the state of their parent. Features are noisy, each in its own way, so
+two of them may depend on each other more strongly than two neighbours do. So the first tree is not
+that of the features: distances along a tree add up, which gives the noise of each feature. After a
+short run, the noise is known better. Counts of pairs of features then give the joint probabilities
+of pairs of states, and these give the next tree.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ _TILT = 3.0
 _PAIR_PASSES = 20  # in which joint probabilities of states are fitted to counts
 _MIN_PAIR = 1e-6  # probability of a pair of states where another tree starts
 _NOISE = 0.1  # standard deviation of the log-weights of pairs; most errors of trees are near ties
+_FEW_ROWS = 0.1  # for which pairs count that no row observes
+_NOISE_ERRORS, _EDGE_ERRORS = 3.0, 2.0
+"""Standard errors in upper bounds of the distance of noise, and of that of an edge."""
 _STAY = 0.9
 """How often a variable has the state of its parent, besides by chance."""
 
@@ -82,6 +86,60 @@ def draw_emissions(
         own = margins[i] * np.exp(_TILT * np.outer(tilts[i], scores))
         emissions[i, :, : len(scores)] = own / own.sum(axis=1, keepdims=True)
     return emissions
+
+
+def find_noisy_tree(cells: Array, n_levels: Counts) -> tuple[Counts, Array]:
+    """Return the parents in the tree behind noisy features, and correlations with the parents.
+
+    −log |correlation| of two features is a distance that adds up along the tree, if variables are
+    binary. It is that of their states, and one for the noise of each of both features. If feature i
+    lies between j and k, the noise of i is (d_ij + d_ik − d_jk) / 2; otherwise, this is larger. So
+    it is the smallest of these (Choi, Tan, Anandkumar & Willsky 2011, "Learning latent tree
+    graphical models", section 3). The one with the lowest upper bound is taken, as few rows may
+    observe a pair.
+
+    Parameters
+    ----------
+    cells
+        Rows by pairs of observed levels, (n_levels in all, n_levels in all).
+    n_levels
+        Number of levels of each feature, (n_features,).
+    """
+    correlation, n_rows = _correlate_levels(cells, n_levels)
+    least = 1 / np.sqrt(np.where(n_rows > 0, n_rows, max(float(n_rows.max()), 1.0)))
+    # Few rows may agree by chance.
+    strength = np.minimum(np.maximum(np.abs(correlation), least), 1 - 1 / (n_rows + 2))
+    distances = -np.log(strength)
+    variances = (1 - strength**2) / (np.maximum(n_rows, _FEW_ROWS) * strength**2)
+    noise = np.zeros(len(n_levels))
+    for i, (own, variance) in enumerate(zip(distances, variances, strict=True)):
+        products = (own[:, None] + own - distances) / 2
+        errors = np.sqrt(variance[:, None] + variance + variances) / 2
+        bounds = products + _NOISE_ERRORS * errors
+        bounds[i], bounds[:, i] = np.inf, np.inf
+        np.fill_diagonal(bounds, np.inf)
+        noise[i] = max(products.flat[np.argmin(bounds)], 0.0)
+    between_states = np.maximum(distances - noise[:, None] - noise, 0.0)
+    weights = -between_states - _EDGE_ERRORS * np.sqrt(variances)
+    parents = move_root_to_center(find_maximum_spanning_tree(weights))
+    return parents, correlation[parents, np.arange(len(parents))]
+
+
+def _correlate_levels(cells: Array, n_levels: Counts) -> tuple[Array, Array]:
+    """Return the correlation of each pair of features, and the number of rows that observe it."""
+    firsts = np.cumsum(n_levels) - n_levels
+    feature = np.repeat(np.arange(len(n_levels)), n_levels)
+    is_own = (feature[:, None] == np.arange(len(n_levels))).astype(np.float64)
+    scores = is_own * (np.arange(len(feature)) - firsts[feature])[:, None]
+    n_rows = is_own.T @ cells @ is_own
+    total = np.maximum(n_rows, 1.0)
+    means = scores.T @ cells @ is_own / total
+    variances = (scores**2).T @ cells @ is_own / total - means**2
+    covariances = scores.T @ cells @ scores / total - means * means.T
+    product = variances * variances.T
+    correlation = np.zeros_like(product)
+    np.divide(covariances, np.sqrt(np.maximum(product, 0.0)), correlation, where=product > 1e-12)
+    return correlation, n_rows
 
 
 def find_state_tree(

@@ -8,8 +8,9 @@ The first pass counts all pairs of features, which give the Chow–Liu tree of t
 `feature_tree.py`. Pairs of more than 4,000 features, or levels above the lowest ones, are counted
 strip by strip. On this tree, the model is the hidden Chow–Liu tree (A. Liu, G. Van den Broeck,
 "Tractable regularization of probabilistic circuits", NeurIPS 2021, section 6). A fit of one tree
-then searches for a better one by short runs on a sample of rows: these find the noise of each
-feature, and with it the counts of pairs give other trees, see `hidden_start.py`.
+starts from the tree behind noisy features too, and searches for a better one by short runs on a
+sample of rows: these find the noise of each feature, and with it the counts of pairs give other
+trees, see `hidden_start.py`.
 
 EM fits the tables of each tree, with `smoothing` pseudo-rows for each state: P(z_i | z_parent) has
 a uniform prior, P(x_i | z_i) one with the margins of the feature. Steps are extrapolated by SQUAREM
@@ -96,6 +97,7 @@ from pipeline.models.trees.feature_tree import (
 )
 from pipeline.models.trees.hidden_start import (
     draw_emissions,
+    find_noisy_tree,
     find_state_tree,
     make_transitions,
 )
@@ -142,7 +144,7 @@ _MIN_SMOOTHING = 1e-6  # keeps probabilities above 0 for up to 1e9 rows
 _MIN_ROWS_TO_CHOOSE = 100  # about ten of them are held out
 _IMPOSSIBLE = "The tables of the tree give a row the probability 0. Fit again."
 _SHORT_PASSES = 20
-_SEARCHES = 3  # for trees, each from the ends of the short runs before it
+_SEARCHES = 2  # for trees, each from the ends of the short runs before it
 _STARTS_PER_KEPT = 3  # of which one short run continues on its own tree
 _MAX_SEARCHED_FEATURES = 500
 _MAX_SIZE = 2000  # states of all features, whose pairs are in memory
@@ -246,7 +248,7 @@ class HiddenTree(Model):
     smoothing
         Number of pseudo-rows added to each state in each table.
     starts
-        Number of short runs, and of trees that each of three searches for a better tree tries. 1
+        Number of short runs, and of trees that each of two searches for a better tree tries. 1
         keeps the tree of the features.
     max_iter
         Maximum number of passes, for each number of states.
@@ -269,7 +271,7 @@ class HiddenTree(Model):
     states: int | None = setting(None, minimum=1)
     trees: int = setting(1, minimum=1)
     smoothing: float = setting(0.1, minimum=_MIN_SMOOTHING)
-    starts: int = setting(6, minimum=1)
+    starts: int = setting(2, minimum=1)
     max_iter: int = setting(200, minimum=1)
     tol: float = setting(1e-4, above=0, below=1)
 
@@ -365,7 +367,9 @@ class HiddenTree(Model):
         if len(n_levels) <= _MAX_SEARCHED_FEATURES:
             every = slice(0, len(observed[0]))
             cells = count_cells(first.table(0, every, every), n_levels, n_levels)
-            state = replace(state, auxiliary={**state.auxiliary, "cells": cells})
+            parents, correlation = find_noisy_tree(cells, n_levels)
+            own = {"cells": cells, "noisy_parents": parents, "noisy_correlation": correlation}
+            state = replace(state, auxiliary={**state.auxiliary, **own})
         return self._begin_fit(state, find_edges(first, n_levels), len(n_levels))
 
     def _check_counts(
@@ -492,11 +496,13 @@ class HiddenTree(Model):
 
     def _draw_start(self, auxiliary: Arrays, n_states: int, start: int) -> HiddenTreeParams:
         """Let most variables have the state of their parent, and draw what states mean."""
-        parents, n_levels = auxiliary["parents"], self.n_levels
+        kind = "noisy_" if start % 2 else ""  # the tree of the features, or that behind them
+        parents, correlation = auxiliary[f"{kind}parents"], auxiliary[f"{kind}correlation"]
+        n_levels = self.n_levels
         sizes = np.full(len(parents), 2) if n_levels is None else n_levels
         margins = np.split(auxiliary["margins"], np.cumsum(sizes)[:-1])
         transitions = np.stack([make_transitions(parents, n_states)] * self.trees)
-        seed, correlation = int(auxiliary["seed"][0]), auxiliary["correlation"]
+        seed = int(auxiliary["seed"][0])
         draws = range(start * self.trees, (start + 1) * self.trees)
         rngs = (np.random.default_rng([seed, n_states, draw]) for draw in draws)
         emissions = [draw_emissions(margins, parents, correlation, n_states, rng) for rng in rngs]

@@ -25,8 +25,14 @@ from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
 from pipeline.models.trees import feature_tree, hidden_tree
 from pipeline.models.trees.feature_tree import find_edges
+from pipeline.models.trees.hidden_start import find_noisy_tree
 from pipeline.models.trees.hidden_tree import HiddenTree, HiddenTreeParams
-from pipeline.numerics.trees.spanning_tree import ROOT, move_root_to_center
+from pipeline.numerics.trees.spanning_tree import (
+    ROOT,
+    compute_mutual_information,
+    find_maximum_spanning_tree,
+    move_root_to_center,
+)
 from pipeline.numerics.trees.state_pairs import fit_state_pairs
 from pipeline.params import get_named_arrays
 from pipeline.passes import feature_strips
@@ -367,6 +373,33 @@ def test_states_of_noisy_features_have_the_joint_probabilities_that_made_the_cou
     fit_state_pairs(counts, firsts, emissions, 20_000, begun)
     np.testing.assert_allclose(begun[0, 1:], pairs[0, 1:], atol=5e-3)
     assert (begun[1, 2] == 0.25).all()  # no row has observed both
+
+
+@pytest.mark.parametrize("n_rows", [1e4, 1e9])
+def test_the_tree_behind_noisy_features_is_found_from_counts_of_pairs(n_rows: float) -> None:
+    n = 13  # a path of features with much and little noise
+    parents = np.arange(-1, n - 1)
+    transitions = np.zeros((1, n, 2, 2))
+    transitions[0, 1:] = 0.9 * np.eye(2) + 0.05
+    noise = np.where(np.arange(n) % 2, 0.02, 0.25)
+    emissions = np.stack([[[1 - a, a], [a, 1 - a]] for a in noise])[None]
+    truth = HiddenTreeParams(np.full(2, 0.5), parents, transitions, emissions, np.full(2 * n, 0.5))
+    pairs = truth.compute_state_pairs()
+    tables = np.einsum("isa,ijst,jtb->iajb", emissions[0], pairs, emissions[0])
+    for i in range(n):
+        tables[i, :, i] = np.eye(2) / 2
+    cells = n_rows * tables.reshape(2 * n, 2 * n)
+    observed = compute_mutual_information(cells, 2 * np.arange(n))
+    noisy, correlation = find_noisy_tree(cells, np.full(n, 2))
+    chow_liu = find_maximum_spanning_tree(observed)
+    assert find_neighbours(noisy) == find_neighbours(parents) != find_neighbours(chow_liu)
+    i = int(np.flatnonzero(noisy != ROOT)[0])
+    assert correlation[i] == pytest.approx(4 * tables[i, 1, noisy[i], 1] - 1)
+
+
+def find_neighbours(parents: NDArray[np.int64]) -> set[frozenset[int]]:
+    """Pairs of features that a tree joins."""
+    return {frozenset((i, j)) for i, j in enumerate(parents.tolist()) if j != ROOT}
 
 
 @pytest.mark.parametrize("design", ["complete", "20 % missing", "ring of 3 forms"])
