@@ -15,6 +15,7 @@ Array = NDArray[np.float64]
 # Of the largest eigenvalue, with the diagonal scaled to 1. Where parameters are not identified, the
 # tolerance of a fit leaves eigenvalues of up to 5e-6.
 _SINGULAR_SHARE = 1e-5
+_POWER_ITERATIONS = 20
 _INVOLVED_SHARE = 0.1  # largest share of an identified parameter in directions without information
 
 
@@ -32,14 +33,12 @@ class InformationInverse(NamedTuple):
 
 def invert_information(information: Array, directions: Array) -> InformationInverse:
     """Invert the information, (p, p), within the free directions, a basis (p, n_directions)."""
-    projected = directions.T @ information @ directions
-    scale = 1 / np.sqrt(np.maximum(np.diag(projected), 1e-300))
-    values, vectors = scipy.linalg.eigh(scale[:, None] * projected * scale)
+    scale = 1 / np.sqrt(np.maximum(np.diag(information), 1e-300))
+    basis = scipy.linalg.qr(directions / scale[:, None], mode="economic")[0]
+    values, vectors = scipy.linalg.eigh(basis.T @ (scale[:, None] * information * scale) @ basis)
     is_informative = values > _SINGULAR_SHARE * values.max(initial=0.0)
-    root = (
-        directions @ (scale[:, None] * vectors[:, is_informative]) / np.sqrt(values[is_informative])
-    )
-    unidentified = ((directions @ vectors[:, ~is_informative]) ** 2).sum(axis=1)
+    root = scale[:, None] * (basis @ vectors[:, is_informative]) / np.sqrt(values[is_informative])
+    unidentified = ((basis @ vectors[:, ~is_informative]) ** 2).sum(axis=1)
     return InformationInverse(root @ root.T, unidentified)
 
 
@@ -58,13 +57,22 @@ def invert_constrained_information(information: Array, constraints: Array) -> Ar
         return None
     inverse = np.tril(scipy.linalg.lapack.dpotri(factor, lower=True)[0])
     inverse += np.tril(inverse, -1).T
-    largest = np.abs(scaled).sum(axis=0).max()  # at least the largest eigenvalue
-    if not np.trace(inverse) * largest < 1 / _SINGULAR_SHARE:
+    if not _estimate_norm(inverse) * _estimate_norm(scaled) < 1 / _SINGULAR_SHARE:
         return None
     across = inverse @ normals
     inverse -= across @ np.linalg.solve(normals.T @ across, across.T)
     covariance: Array = scale[:, None] * inverse * scale
     return covariance
+
+
+def _estimate_norm(matrix: Array) -> float:
+    """Estimate the largest eigenvalue of a positive definite matrix by power iterations."""
+    vector, norm = np.ones(len(matrix)), 0.0
+    for _ in range(_POWER_ITERATIONS):
+        vector = matrix @ vector
+        norm = float(np.linalg.norm(vector))
+        vector /= norm
+    return norm
 
 
 def check_weights(n_features: int, weights: Array, offsets: Array) -> None:

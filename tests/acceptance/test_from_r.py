@@ -92,5 +92,5 @@ def test_ideal_points_are_those_of_pscl(plain_cli: Callable[..., Any]) -> None:
         assert plain_cli(*words).code == 0
     ideal = pd.read_csv(REFERENCE / "pscl_housevotes84.csv")["ideal"]
     points = pd.read_csv("points.csv")["mean_1"]
-    assert round(abs(np.corrcoef(ideal, points)[0, 1]), 3) == 0.999
-    assert "correlation of 0.999" in " ".join(PAGE.split())
+    assert round(abs(np.corrcoef(ideal, points)[0, 1]), 3) == 0.998
+    assert "correlation of 0.998" in " ".join(PAGE.split())
