@@ -13,6 +13,8 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.models.latent_trait.em import principal_axes
+from pipeline.numerics.logistic.categories.gaussian_items import MIN_DEVIATION
+from pipeline.numerics.spectra.factor_analysis import fit_factors
 from pipeline.numerics.spectra.low_rank import LowRankFit, find_low_rank_fits
 from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.pair_moments import PairMoments
@@ -25,6 +27,7 @@ _MAX_STARTS = 3
 _MAX_LOSS = 60.0  # above the lowest one, of starts to try: about 30 nats
 _N_RANDOM, _N_RANDOM_IF_COMPLETE = 8, 2
 _MAX_COMMUNALITY = 0.85
+_MAX_FACTOR_FEATURES = 300  # of a factor analysis by eigenvalues
 _LEAST_LOADING = 0.1  # columns with a smaller root mean square, and loadings of a pattern
 _MAX_TURNS, _NEAR = 20, 1e-3
 _DRAWN_LOADING = 0.3  # standard deviation of loadings that are drawn instead
@@ -59,7 +62,8 @@ def find_start_loadings(
     Returns
     -------
     list of (n_features, n_components)
-        Without missing values, only one. Traits without any loading get random ones.
+        Without missing values, only one: of continuous features alone, the likeliest. Traits
+        without any loading get random ones.
     """
     pairs, counts = first.compute_correlations(), first.counts
     own = compute_score_correlations(counts, n_planes)
@@ -72,6 +76,10 @@ def find_start_loadings(
         n_starts=_N_RANDOM_IF_COMPLETE if counts.is_complete else _N_RANDOM,
         are_correlated=are_correlated,
     )
+    is_exact = counts.is_complete and len(loads) <= _MAX_FACTOR_FEATURES and bool(loads.all())
+    if is_exact and known is None and not n_planes.any():
+        loadings = fit_factors(pairs.values, fits[0].loadings, MIN_DEVIATION**2)
+        return [principal_axes(loadings)]
     n_kept = 1 if counts.is_complete else _MAX_STARTS
     near = [fit for fit in fits if fit.loss <= fits[0].loss + _MAX_LOSS][:n_kept]
     return [_complete_loadings(fit, own, loads, rng, known) for fit in near]
@@ -95,8 +103,6 @@ def _complete_loadings(
         is_small = np.abs(loadings) < _LEAST_LOADING
         return np.where(loads & is_small, np.copysign(_LEAST_LOADING, loadings), loadings)
     loadings = principal_axes(loadings)
-    if loadings.shape[1] == 1:
-        loadings *= np.where(loadings.sum() < 0, -1.0, 1.0)
     if known is not None:
         has_slopes = ~np.isnan(known).any(axis=1)
         left, _, right = np.linalg.svd(loadings[has_slopes].T @ known[has_slopes])

@@ -137,7 +137,6 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 _START_SLOPE = 1.0  # if all are equal
-_LEAST_UNIQUE = 0.01  # of the variance of a continuous item at the start
 _STRETCH, _STRETCHED_TOL = 1.3, 1e-4  # of the nodes of the first stage
 LAST_STRETCH = {
     1: 0.85,
@@ -272,7 +271,8 @@ class OrdinalTrait(LatentTrait):
             check_numbers(first, self.structure.features)
             scales = np.sqrt(first.squares / first.number_weights)
             # One row of outliers can make correlations larger than the variances allow.
-            unique = np.maximum(1.0 - (weights[n_planes == 0] ** 2).sum(axis=1), _LEAST_UNIQUE)
+            explained = (weights[n_planes == 0] ** 2).sum(axis=1)
+            unique = np.maximum(1.0 - explained, MIN_DEVIATION**2)
             params = replace(params, means=first.means, scales=scales, deviations=np.sqrt(unique))
         auxiliary = {
             "constant": constant,

@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import expit, logsumexp
+from sklearn.decomposition import FactorAnalysis
 
 import latentbits as lb
 from latentbits.fitted import Fitted
@@ -55,6 +56,24 @@ def test_a_row_of_outliers_is_fitted_as_by_factor_analysis(outlier: float, share
     codes = lb.transform(fitted, lb.from_numpy(Y[:2], names, continuous=names))
     assert codes["mean"][0, 0] > 8
     assert (codes["variance"] > 0).all()
+
+
+@pytest.mark.parametrize("outlier", [0.0, 10.0, 99.0, 999.0])
+def test_two_traits_are_those_of_factor_analysis(outlier: float) -> None:
+    rng = np.random.default_rng(0)
+    loadings = rng.uniform(0.4, 0.8, (8, 2))
+    X = rng.standard_normal((800, 2)) @ loadings.T + 0.6 * rng.standard_normal((800, 8))
+    X[0] += outlier * (1 + 0.1 * rng.standard_normal(8))
+    names = [f"m{k}" for k in range(8)]
+    data = lb.from_dataframe(pd.DataFrame(X, columns=names), continuous=names)
+    fitted = lb.fit(data, "latent-trait", components=2)
+    Y = (X - X.mean(axis=0)) / X.std(axis=0)
+    best = FactorAnalysis(2, tol=1e-10, max_iter=10_000).fit(Y)
+    found = FactorAnalysis(2).fit(Y)
+    found.components_ = fitted.params.weights.T
+    found.noise_variance_ = fitted.params.deviations**2
+    assert fitted.converged
+    assert 800 * (found.score(Y) - best.score(Y)) == pytest.approx(0.0, abs=1e-3)
 
 
 def test_two_traits_are_fitted_next_to_a_row_of_huge_outliers() -> None:
