@@ -538,7 +538,7 @@ class HiddenTree(WeightedModelEstimator):
     smoothing
         Number of pseudo-rows added to each state in each table.
     starts
-        Number of short runs, and of trees that each of three searches for a better tree
+        Number of short runs, and of trees that each of two searches for a better tree
         tries. 1 keeps the tree of the features.
     max_iter
         Maximum number of passes, for each number of states.
@@ -578,7 +578,7 @@ class HiddenTree(WeightedModelEstimator):
         states: int | None = None,
         trees: int = 1,
         smoothing: float = 0.1,
-        starts: int = 6,
+        starts: int = 2,
         max_iter: int = 200,
         tol: float = 0.0001,
         binarize: float | Literal["mean"] | None = None,
