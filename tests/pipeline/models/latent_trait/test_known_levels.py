@@ -229,7 +229,7 @@ def test_thresholds_may_be_known_without_slopes(table: pd.DataFrame) -> None:
 def test_a_known_item_may_be_constant(table: pd.DataFrame) -> None:
     other = table.copy()
     other["q0"] = other["q0"].where(other["q0"].isna(), 0)
-    contradicted, independent = fit(other, items=make_bank("graded"), tol=1e-6).warnings
+    independent, contradicted = fit(other, items=make_bank("graded"), tol=1e-6).warnings
     assert "contradict the data" in contradicted
     assert "no better than independent features" in independent
     bank = {**make_bank("graded"), "level_offsets_1": [None] * 3, "level_offsets_2": [None] * 3}
