@@ -119,7 +119,7 @@ class ExecutorOptions(TypedDict, total=False):
     performance_report: Annotated[
         str,
         Option(
-            group=CLUSTER, metavar="FILE", help="Write Dask's performance report to this HTML file."
+            group=CLUSTER, metavar="", help="Write Dask's performance report to this HTML file."
         ),
     ]
 

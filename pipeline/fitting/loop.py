@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.data.blocks import BinaryBlock, RowSource
-from pipeline.errors import FitError
+from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import Executor, MapFunction, limit_blas_threads
 from pipeline.executors.progress import Progress, ProgressMap, ignore_progress
-from pipeline.fitting.identification import withhold_unidentified_errors
 from pipeline.fitting.independence import (
     compute_independent_log_likelihood,
     warn_about_independence,
@@ -55,7 +54,7 @@ from pipeline.models.capabilities import (
     HasInformationPass,
 )
 from pipeline.models.state import Arrays, FitState
-from pipeline.params import convert_to_c_order
+from pipeline.params import convert_to_c_order, get_named_arrays
 from pipeline.passes.map_reduce import (
     NO_KEPT_SUMS,
     TASK_MEMORY,
@@ -464,8 +463,36 @@ def _run_information_pass(
     )
     with limit_blas_threads():
         finished: FitState = model.finish_information_pass(state, statistics)
-    finished = withhold_unidentified_errors(model, finished)
+    finished = _clear_unidentified_errors(model, finished)
     return replace(finished, params=convert_to_c_order(finished.params))
+
+
+def _clear_unidentified_errors(model: Model, state: FitState) -> FitState:
+    """Replace standard errors by NaN, and warn, if the data cannot determine all parameters.
+
+    The information is singular then, but rounding and the tolerance of the fit may hide it.
+    """
+    counts = model.count_parameters(state)
+    if counts is None or counts[0] <= counts[1]:
+        return state
+    n_parameters, n_determined = counts
+    text = (
+        f"not identified: the fit has {n_parameters:,} free parameters, but these features can "
+        f"determine at most {n_determined:,} of them, so other parameters fit equally well; no "
+        "standard errors. Use more features, or fewer parameters, for example fewer {components}"
+    )
+    arrays = {name: values for name, (_, values) in get_named_arrays(state.params).items()}
+    errors = {
+        name: np.full_like(values, np.nan)
+        for name, values in arrays.items()
+        if name.endswith("_error")
+    }
+    if "probabilities_interval" in arrays:
+        interval = np.zeros_like(arrays["probabilities_interval"])
+        interval[1] = 1.0  # any probability
+        errors["probabilities_interval"] = interval
+    params = replace(state.params, **errors)
+    return replace(state, params=params, warnings=(*state.warnings, FitWarning(text)))
 
 
 def _summarize_information(model: Any, inputs: PassInputs, block: BinaryBlock) -> Statistics:

@@ -67,7 +67,7 @@ def invert_constrained_information(information: Array, constraints: Array) -> Ar
 
 def _estimate_norm(matrix: Array) -> float:
     """Estimate the largest eigenvalue of a positive definite matrix by power iterations."""
-    vector, norm = np.ones(len(matrix)), 0.0
+    vector, norm = np.linspace(1.0, 2.0, len(matrix)), 0.0  # contrasts of equal features, too
     for _ in range(_POWER_ITERATIONS):
         vector = matrix @ vector
         norm = float(np.linalg.norm(vector))

@@ -1,4 +1,4 @@
-"""Name features that are equal or opposite, or of which one implies the other.
+"""Name features that are equal or opposite, or where a one of one implies a one of the other.
 
 The correlation of such a pair is at the limit of its range, or a guess: one cell of its table is
 empty. Empty cells that chance explains are not mentioned.
