@@ -803,6 +803,8 @@ class LatentTrait(Model):
             error = estimate_integration_error(state, statistics)
             has_steps = bool(np.intersect1d(steep, diverging).size)
             warnings += _warn_about_integrals(error, has_steps)
+        if self.prior_precision and not represents_all_scales(state.params, working, statistics):
+            warnings += _warn_about_unknown_scale(statistics)
         state = replace(state, params=params, working=working)
         return replace(state, diagnostics=diagnostics, warnings=tuple(warnings))
 
@@ -1163,6 +1165,21 @@ def _warn_about_steep_features(steep: NDArray[np.intp], prior: str) -> list[FitW
         f"because the data separate them, and they have no standard errors; use {prior}"
     )
     return [FitWarning(text, tuple(steep.tolist()))]
+
+
+def _warn_about_unknown_scale(statistics: Sums) -> list[FitWarning]:
+    """Warn if a prior stretches the traits, and the nodes are too coarse to undo it."""
+    moments = statistics.values["moments"]
+    moments = moments.reshape(-1, *moments.shape[-2:])[0]
+    deviation = float(np.sqrt(np.diag(moments)[:-1].max() / moments[-1, -1]))
+    if deviation <= 1 + _MAX_STRETCH:
+        return []
+    text = (
+        f"{{prior_precision}} stretches the traits of the rows to a standard deviation of "
+        f"{deviation:.2f} instead of 1, so that scores of other rows are on another scale; these "
+        "nodes cannot estimate the scale. Leave out {nodes}, or use another {estimator}"
+    )
+    return [FitWarning(text)]
 
 
 def _warn_about_integrals(error: float, has_steps: bool) -> list[FitWarning]:

@@ -183,3 +183,10 @@ def test_groups_with_slopes_of_their_own_have_the_signs_of_the_first(n_levels: i
     fitted = lb.fit(data, "latent-trait", components=1, group="group", invariance="configural")
     signs = np.sign(fitted.params.group_weights[:, :, 0])
     np.testing.assert_array_equal(signs, np.tile([1, 1, -1, -1], (2, 1)))
+
+
+def test_draws_that_cannot_estimate_the_scale_say_so() -> None:
+    table = draw_answers(120, np.linspace(0.8, 2, 60))
+    settings: dict[str, Any] = {"prior_precision": 10.0, "estimator": "sampling"}
+    fitted = lb.fit(table, "latent-trait", components=1, **settings)
+    assert any("stretches the traits" in text for text in fitted.warnings)
