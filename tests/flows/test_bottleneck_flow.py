@@ -219,8 +219,9 @@ def test_training_that_diverges_is_told(cli, folder):
     settings = ("column=kind", "rate=1e30", "max_iter=5")
     done = cli("fit", *given, *(word for setting in settings for word in ("--set", setting)))
     assert done.code == 0, done.err
-    told, stopped = done.json["warnings"]
+    told, independent, stopped = done.json["warnings"]
     assert "training diverged" in told
+    assert "no better than" in independent
     assert "stopped before converging, at --set max_iter=5" in stopped
     assert "Use a lower learning rate: --set rate=0.05." in told
     assert not done.json["converged"]
