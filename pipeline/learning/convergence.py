@@ -270,9 +270,10 @@ def describe_starts(
     objectives: Sequence[float],
     reachable: Sequence[float],
     are_finished: Sequence[bool] | None = None,
-) -> dict[str, int]:
-    """Return the diagnostics of several starts: their number, and how many reached the best.
+) -> dict[str, int | float]:
+    """Return the diagnostics of several starts.
 
+    They are their number, how many reached the best, and how far the next best ended below it.
     Starts that were stopped early, far below the best, are not counted: where they would have ended
     is not known.
 
@@ -286,10 +287,14 @@ def describe_starts(
     are_finished
         Whether each start has converged; None if all have.
     """
-    best = max(objectives)
+    best, next_best = (*sorted(objectives, reverse=True), max(objectives))[:2]
     are_at_best = [value >= best for value in reachable]
     are_counted = map(any, zip(are_at_best, are_finished or [True] * len(reachable), strict=True))
-    return {"starts": sum(are_counted), "starts_at_best": sum(are_at_best)}
+    return {
+        "starts": sum(are_counted),
+        "starts_at_best": sum(are_at_best),
+        "next_start_below": best - next_best,
+    }
 
 
 def warn_about_starts(
@@ -303,7 +308,8 @@ def warn_about_starts(
     if n_starts < _MANY_STARTS or diagnostics["starts_at_best"] > 1:
         return ()
     text = (
-        f"only 1 of {n_starts} starts reached the best objective, so a better fit may exist; "
+        f"only 1 of {n_starts} starts reached the best objective, and the next ended "
+        f"{diagnostics['next_start_below']:.2g} nats per row below it, so a better fit may exist; "
         f"{{starts={4 * (setting or n_starts)}}} searches longer"
     )
     return (FitWarning(text),)

@@ -119,9 +119,9 @@ class Mixture(Model):
         if is_best and n_doubled <= min(self.max_held_out_components, statistics.weight):
             return self._begin_stage(state, n_doubled, HELD_OUT_SHARE)
         diagnostics = {
-            name: int(auxiliary[f"best_{name}"])
-            for name in ("starts", "starts_at_best")
-            if f"best_{name}" in auxiliary
+            name.removeprefix("best_"): value.item()
+            for name, value in auxiliary.items()
+            if name.startswith("best_")
         }
         return replace(
             self._begin_long_run(state, 0.0),

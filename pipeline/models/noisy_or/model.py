@@ -419,8 +419,7 @@ class NoisyOr(Model):
         state = replace(
             state,
             params=networks[0],
-            auxiliary={**state.auxiliary, **{n: np.array(v) for n, v in ending.items()}},
-            diagnostics=diagnostics,
+            diagnostics={**diagnostics, **ending},
         )
         return replace(state, starts=tuple(replace(state, params=p) for p in networks))
 
@@ -455,10 +454,6 @@ class NoisyOr(Model):
             "layers": list(params.sizes[1:]),
             "log_prior": log_prior(params, self.alpha, self.beta, self.learns_leaks(params.sizes)),
         }
-        # The loop has counted only the starts that were compared on all rows.
-        for name in ("starts", "starts_at_best"):
-            if name in state.auxiliary:
-                diagnostics[name] = int(state.auxiliary[name])
         unused = find_unused_units(params, sample, n_samples)
         warnings = _warn_about_unused_units(params, unused, self.prune)
         if can_enumerate(params.sizes):

@@ -68,7 +68,7 @@ class SearchResult(NamedTuple):
     """Networks, the best first, and the diagnostics of their starts."""
 
     networks: tuple[NoisyOrParams, ...]
-    diagnostics: dict[str, int]
+    diagnostics: dict[str, int | float]
 
 
 def search_networks(

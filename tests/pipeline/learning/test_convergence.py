@@ -214,14 +214,14 @@ def test_starts_with_the_same_optimum_reach_the_best_objective() -> None:
     histories = [(-4.0, -3.0, -2.9999), (-4.0, -3.1, -2.99985), (-4.0, -3.3, -3.2)]
     reachable = [find_reachable_objective(criterion, history) for history in histories]
     found = describe_starts([history[-1] for history in histories], reachable)
-    assert found == {"starts": 3, "starts_at_best": 2}
+    assert found == {"starts": 3, "starts_at_best": 2, "next_start_below": pytest.approx(5e-5)}
 
 
 def test_starts_that_were_stopped_below_the_best_are_not_counted() -> None:
     found = describe_starts(
         [-3.0, -3.1, -3.2, -3.3], [-2.9, -2.9, -3.1, -3.2], [False] * 3 + [True]
     )
-    assert found == {"starts": 3, "starts_at_best": 2}
+    assert found == {"starts": 3, "starts_at_best": 2, "next_start_below": pytest.approx(0.1)}
 
 
 def test_a_start_that_still_gains_may_reach_the_best_objective() -> None:
@@ -238,9 +238,10 @@ def test_a_start_that_still_gains_may_reach_the_best_objective() -> None:
 def test_a_single_start_of_many_at_the_best_is_a_warning(
     n_starts: int, n_at_best: int, warns: bool
 ) -> None:
-    diagnostics = {"starts": n_starts, "starts_at_best": n_at_best}
+    diagnostics = {"starts": n_starts, "starts_at_best": n_at_best, "next_start_below": 0.0123}
     for setting, advice in ((None, "starts=32"), (3, "starts=12")):
         warnings = warn_about_starts(diagnostics, setting)
         assert bool(warnings) == warns
-        assert all(advice in warning.render() for warning in warnings)
+        texts = [warning.render() for warning in warnings]
+        assert all(advice in text and "ended 0.012 nats per row below" in text for text in texts)
     assert warn_about_starts({}) == ()
