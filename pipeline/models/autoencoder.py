@@ -10,8 +10,8 @@ of h_j over a batch and ρ is `target`. With `corruption`, bits of the input are
 and the clean row is the target (P. Vincent et al., JMLR 11, 2010). `pipeline.learning.training`
 describes the steps. Passes are scored on clean rows, minus the penalty.
 
-Missing values are left out of the score, and count as 0 in Wᵀx. Codes of rows with many missing
-values are therefore not comparable with codes of rows with few.
+Missing values are left out of the score, and count as the mean of their feature in Wᵀx. Codes of
+rows with many missing values are therefore nearer to each other than codes of rows with few.
 
 =========  ==============  ===========================
 symbol     field           shape
@@ -19,6 +19,7 @@ symbol     field           shape
 W          weights         (n_features, n_components)
 c          visible_biases  (n_features,)
 b          hidden_biases   (n_components,)
+x̄          means           (n_features,): shares of ones in the data
 =========  ==============  ===========================
 
 Cost per block: 6 n_samples n_features n_components multiplications. Passes: tens.
@@ -51,6 +52,7 @@ from pipeline.models.gradient import (
     convert_batch_to_float32,
     corrupt_bits,
     draw_first_layer,
+    find_factors,
     score_reconstructions,
 )
 from pipeline.models.settings import setting
@@ -67,7 +69,8 @@ from pipeline.numerics.networks.layered_network import (
 )
 from pipeline.params import array_field
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warnings, pool_margins
+from pipeline.statistics.counts import make_constant_feature_warnings, pool_margins
+from pipeline.statistics.pair_moments import PairMoments, estimate_memory_of_moments
 from pipeline.statistics.sums import StepSums
 
 Array = NDArray[np.float64]
@@ -85,6 +88,7 @@ class AutoencoderParams:
     weights: Array = array_field("feature", "component")
     visible_biases: Array = array_field("feature")
     hidden_biases: Array = array_field("component")
+    means: Array = array_field("feature")
 
     @property
     def layers(self) -> tuple[Layer]:
@@ -95,7 +99,7 @@ class AutoencoderParams:
         """Return the parameters plus a change, ordered as in `flatten_layers`."""
         sizes = self.weights.shape
         (layer,) = split_into_layers(flatten_layers(self.layers) + change, sizes)
-        return AutoencoderParams(*layer)
+        return AutoencoderParams(*layer, self.means)
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,7 @@ class Autoencoder(GradientModel):
     unlinked_effect: ClassVar[str] = (
         "codes of different parts cannot be compared: predict only within a part"
     )
-    first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
+    first_statistics: ClassVar[type[PairMoments]] = PairMoments
     default_rates: ClassVar[Mapping[str, float]] = DEFAULT_RATES
     params: ClassVar[type[AutoencoderParams]] = AutoencoderParams
     loss: Literal["cross-entropy", "squared"] = "cross-entropy"
@@ -146,14 +150,16 @@ class Autoencoder(GradientModel):
         n_hidden = self.n_components or MAX_DEFAULT_COMPONENTS
         numbers = 8 * (n_features + 1) * (n_hidden + 1)
         units = 40 * (self.batch or 100) * (n_features + n_hidden)
-        return (n_threads + 1) * (10 * numbers + units)
+        pairs = estimate_memory_of_moments(n_features, 1)
+        return (n_threads + 1) * max(10 * numbers + units, pairs)
 
-    def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
-        """Start from independent features, with random weights."""
-        observed, ones = pool_margins(first)
+    def initialize(self, first: PairMoments, rng: np.random.Generator) -> FitState:
+        """Start from independent features, with random weights or rotated factors."""
+        observed, ones = pool_margins(first.counts)
         shares = (ones + _SMOOTHING) / (observed + 2 * _SMOOTHING)
         n_hidden = self.n_components or min(len(shares), MAX_DEFAULT_COMPONENTS)
-        params = AutoencoderParams(*draw_first_layer(shares, n_hidden, rng))
+        factors = find_factors(first, n_hidden, rng)
+        params = AutoencoderParams(*draw_first_layer(shares, n_hidden, rng, factors), shares)
         baseline = compute_baseline_score(shares, observed / first.n_rows, squared=self._is_squared)
         warnings = make_constant_feature_warnings(observed, ones)
         n_numbers = len(flatten_layers(params.layers))
@@ -171,13 +177,14 @@ class Autoencoder(GradientModel):
         rng: RowRandom,
     ) -> StepSums | None:
         """Take steps through a task's rows; return the change and the score."""
-        fill = partial(self._fill_gradient, rng.stream("corruption"))
+        fill = partial(self._fill_gradient, params.means, rng.stream("corruption"))
         learner = NetworkLearner(self._training, working, params.layers, fill)
         before = split_into_layers(learner.theta.copy(), params.weights.shape)
-        return train_on_blocks(learner, partial(self._score, before), blocks(), working, rng)
+        score = partial(self._score, params.means, before)
+        return train_on_blocks(learner, score, blocks(), working, rng)
 
-    def _score(self, layers: Layers, batch: TrainingBatch) -> Array:
-        X, mask = convert_batch_to_float32(batch)
+    def _score(self, means: Array, layers: Layers, batch: TrainingBatch) -> Array:
+        X, mask = convert_batch_to_float32(batch, means)
         scores = score_reconstructions(layers, X, mask, squared=self._is_squared)
         return scores - self._penalties(propagate_up(layers, X)[-1]) if self.sparsity else scores
 
@@ -192,9 +199,14 @@ class Autoencoder(GradientModel):
         return np.full(len(h), self.sparsity * float(divergences.sum()))
 
     def _fill_gradient(
-        self, draws: RowRandom, batch: TrainingBatch, layers: Layers, gradient: Layers
+        self,
+        means: Array,
+        draws: RowRandom,
+        batch: TrainingBatch,
+        layers: Layers,
+        gradient: Layers,
     ) -> None:
-        targets, mask = convert_batch_to_float32(batch)
+        targets, mask = convert_batch_to_float32(batch, means)
         inputs = corrupt_bits(targets, mask, self.corruption, self.noise, batch.rows, draws)
         pull = self._penalty_gradient if self.sparsity else None
         fill_gradient(layers, inputs, targets, mask, gradient, squared=self._is_squared, pull=pull)
@@ -219,7 +231,8 @@ class Autoencoder(GradientModel):
         self, params: AutoencoderParams, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
         """Return the hidden units as `mean`, (n_samples, n_components)."""
-        return {"mean": encode_layers(params.layers, block.unpack_values(), block.unpack_mask())}
+        X, mask = block.unpack_values(), block.unpack_mask()
+        return {"mean": encode_layers(params.layers, params.means, X, mask)}
 
     def reconstruct(
         self, params: AutoencoderParams, codes: Array, segments: NDArray[np.int64] | None = None

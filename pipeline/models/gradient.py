@@ -38,7 +38,9 @@ from pipeline.numerics.networks.layered_network import (
     propagate_up,
     split_into_layers,
 )
+from pipeline.numerics.spectra.low_rank import find_low_rank_fits
 from pipeline.random import RowRandom
+from pipeline.statistics.pair_moments import PairMoments
 from pipeline.statistics.sums import StepSums
 
 Array = NDArray[np.float64]
@@ -54,6 +56,8 @@ DEFAULT_RATES = {"adam": 0.03, "momentum": 0.1}
 """Default initial learning rate for reconstruction losses, by optimizer."""
 CONTRASTIVE_RATES = {"adam": 0.01, "momentum": 0.05}
 """Default initial learning rate for contrastive divergence, by optimizer."""
+_MAX_FACTORS = 8  # that weights start from
+_LEAST_NOISE = 0.1  # for features that no factor explains
 _STEEPNESS = 4.0  # the slope of a sigmoid is ¼; with flatter curves, signals fade between layers
 
 
@@ -190,14 +194,56 @@ class NetworkLearner(GradientLearner):
             apply_centred_step(self._layers[0], self._moves[0], *means)
 
 
-def draw_first_layer(shares: Array, n_above: int, rng: np.random.Generator) -> Layer:
+def find_factors(first: PairMoments, n_components: int, rng: np.random.Generator) -> Array | None:
+    """Find factors of the correlations of pairs, (n_features, n_factors), if values are missing.
+
+    Without missing values, fits do not gain from starts that know them.
+    """
+    if first.is_complete:
+        return None
+    n_features = first.counts.observed.shape[1]
+    loads = np.ones((n_features, min(n_components, n_features, _MAX_FACTORS)), np.bool_)
+    return find_low_rank_fits(*first.compute_correlations(), loads, rng)[0].loadings
+
+
+def draw_first_weights(
+    factors: Array | None, n_below: int, n_above: int, rng: np.random.Generator
+) -> Array:
+    """Draw initial weights with entries of mean square 1, (n_below, n_above).
+
+    Given factors, the weights are a random rotation of them: independent weights of features that
+    few rows link would have signs that do not suit each other. If there are more units above than
+    factors, each gets noise of its own.
+    """
+    noise = rng.standard_normal((n_below, n_above))
+    if factors is None:
+        return noise
+    turns = rng.standard_normal((factors.shape[1], n_above))
+    if n_above <= len(turns):
+        turns, noise = np.linalg.qr(turns)[0], _LEAST_NOISE * noise
+    weights = factors @ turns + noise
+    return np.asarray(weights / np.sqrt((weights**2).mean(axis=0)))
+
+
+def propagate_factors(factors: Array | None, weights: Array) -> Array | None:
+    """Return the factors of the units above, if these were linear, (n_above, n_factors)."""
+    if factors is None:
+        return None
+    common = weights.T @ factors
+    unique = (weights**2).T @ np.maximum(1 - (factors**2).sum(axis=1), 0)
+    return np.asarray(common / np.sqrt((common**2).sum(axis=1) + unique)[:, None])
+
+
+def draw_first_layer(
+    shares: Array, n_above: int, rng: np.random.Generator, factors: Array | None = None
+) -> Layer:
     """Draw initial weights, with biases that reproduce the margins.
 
     For the mean row, the `n_above` units above are near ½, and reconstructions are near `shares`,
-    the share of ones of each unit below, (n_below,).
+    the share of ones of each unit below, (n_below,), which may have factors.
     """
     spread = _STEEPNESS / np.sqrt(len(shares) + n_above)
-    weights = spread * rng.standard_normal((len(shares), n_above))
+    weights = spread * draw_first_weights(factors, len(shares), n_above, rng)
     return Layer(weights, logit(shares) - weights.sum(axis=1) / 2, -shares @ weights)
 
 
@@ -217,13 +263,17 @@ def count_units(layers: Layers) -> tuple[int, ...]:
     return (len(layers[0].visible), *(len(layer.hidden) for layer in layers))
 
 
-def convert_batch_to_float32(batch: TrainingBatch) -> tuple[Singles, Singles | None]:
-    """Return the values, 0 where missing, and the mask: (n_samples, n_features) each."""
+def convert_batch_to_float32(
+    batch: TrainingBatch, means: NDArray[Any]
+) -> tuple[Singles, Singles | None]:
+    """Return the values and the mask, (n_samples, n_features) each.
+
+    Missing values are at the means of their features, (n_features,).
+    """
     X = batch.X.astype(np.float32)
     if batch.observed is None:
         return X, None
-    mask = batch.observed.astype(np.float32)
-    return X * mask, mask
+    return np.where(batch.observed, X, means.astype(np.float32)), batch.observed.astype(np.float32)
 
 
 def score_reconstructions(
@@ -246,7 +296,7 @@ def corrupt_bits(
     rows: NDArray[np.int64],
     draws: RowRandom,
 ) -> Singles:
-    """Flip or mask a share of the bits, drawn by keys of the rows; missing values stay 0.
+    """Flip or mask a share of the bits, drawn by keys of the rows, but no missing values.
 
     `X` and `mask` are from `convert_batch_to_float32`; `rows` are the original row numbers,
     (n_samples,).
@@ -256,4 +306,4 @@ def corrupt_bits(
     hit = np.empty_like(X)
     fill_draws(np.full_like(X, logit(share)), X.shape[1], row_states(draws.key, rows), 0, hit)
     corrupted = np.abs(X - hit) if kind == "flip" else X * (1 - hit)
-    return corrupted if mask is None else corrupted * mask
+    return corrupted if mask is None else np.where(mask, corrupted, X)

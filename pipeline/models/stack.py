@@ -14,7 +14,7 @@ et al., JMLR 11, 2010). `pipeline.learning.training` describes the steps; the sc
 well the trained layers reconstruct clean rows. `pretrain=0` skips the first L stages and starts
 from random weights.
 
-Missing values are left out of the score, and count as 0 in W_1ᵀx.
+Missing values are left out of the score, and count as the mean of their feature in W_1ᵀx.
 
 ========  =================  ==============================================
 symbol    field              shape
@@ -22,6 +22,7 @@ symbol    field              shape
 W_k       weights_{k−1}      (n_units of layer k − 1, n_units of layer k)
 c_k       visible_biases_…   (n_units of layer k − 1,)
 b_k       hidden_biases_…    (n_units of layer k,); layer 0 is the features
+x̄         means              (n_features,): shares of ones in the data
 ========  =================  ==============================================
 
 Cost per block: 6 n_samples Σ_k n_{k−1} n_k multiplications in the last stage. Passes: `pretrain`
@@ -58,6 +59,8 @@ from pipeline.models.gradient import (
     corrupt_bits,
     count_units,
     draw_first_layer,
+    find_factors,
+    propagate_factors,
     score_reconstructions,
 )
 from pipeline.models.settings import setting
@@ -76,12 +79,15 @@ from pipeline.numerics.networks.layered_network import (
     sigmoid,
     split_into_layers,
 )
-from pipeline.params import layer_arrays_field
+from pipeline.params import array_field, layer_arrays_field
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warnings, pool_margins
+from pipeline.statistics.counts import make_constant_feature_warnings, pool_margins
+from pipeline.statistics.pair_moments import PairMoments, estimate_memory_of_moments
 from pipeline.statistics.sums import StepSums
 
 Array = NDArray[np.float64]
+EncodeBatch = Callable[[TrainingBatch], tuple[Any, Any]]
+"""Function that returns the input of layers, and the mask of its observed values or None."""
 
 MAX_DEFAULT_COMPONENTS = 16
 """Largest number of codes that is chosen if none is given."""
@@ -97,11 +103,13 @@ class StackParams:
     weights: tuple[Array, ...] = layer_arrays_field("below", "above")
     visible_biases: tuple[Array, ...] = layer_arrays_field("below")
     hidden_biases: tuple[Array, ...] = layer_arrays_field("above")
+    means: Array = array_field("feature")
 
     @classmethod
-    def from_layers(cls, layers: Layers) -> StackParams:
-        """Make the parameters from layers, lowest first."""
-        return cls(*map(tuple, zip(*layers, strict=True)))
+    def from_layers(cls, layers: Layers, means: Array) -> StackParams:
+        """Make the parameters from layers, lowest first, and the means of the features."""
+        weights, visible, hidden = zip(*layers, strict=True)
+        return cls(weights, visible, hidden, means)
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -125,7 +133,8 @@ class StackParams:
         """Return the parameters plus a change of the layers that a stage trains."""
         below, trained = self.split_at_stage(stage)
         moved = split_into_layers(flatten_layers(trained) + change, count_units(trained))
-        return StackParams.from_layers([*below, *moved, *self.layers[len(below) + len(moved) :]])
+        layers = [*below, *moved, *self.layers[len(below) + len(moved) :]]
+        return StackParams.from_layers(layers, self.means)
 
 
 @dataclass(frozen=True)
@@ -161,7 +170,7 @@ class Stack(GradientModel):
     unlinked_effect: ClassVar[str] = (
         "codes of different parts cannot be compared: predict only within a part"
     )
-    first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
+    first_statistics: ClassVar[type[PairMoments]] = PairMoments
     default_rates: ClassVar[Mapping[str, float]] = DEFAULT_RATES
     params: ClassVar[type[StackParams]] = StackParams
     summary_diagnostics: ClassVar[tuple[str, ...]] = ("before_fine_tuning",)
@@ -197,19 +206,23 @@ class Stack(GradientModel):
         """Return the bytes of each task's parameters, gradient, optimizer memory and units."""
         sizes = self._sizes(n_features)
         units = 40 * (self.batch or 100) * sum(sizes)
-        return (n_threads + 1) * (80 * count_parameters(sizes) + units)
+        pairs = estimate_memory_of_moments(n_features, 1)
+        return (n_threads + 1) * max(80 * count_parameters(sizes) + units, pairs)
 
-    def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
-        """Start from independent features, with random weights."""
-        observed, ones = pool_margins(first)
+    def initialize(self, first: PairMoments, rng: np.random.Generator) -> FitState:
+        """Start from independent features, with random weights or rotated factors."""
+        observed, ones = pool_margins(first.counts)
         sizes = self._sizes(len(ones))
         _check_growth(sizes)
         feature_shares = (ones + _SMOOTHING) / (observed + 2 * _SMOOTHING)
         below = [feature_shares, *(np.full(size, 0.5) for size in sizes[1:-1])]
-        layers = [draw_first_layer(s, n, rng) for s, n in zip(below, sizes[1:], strict=True)]
+        factors, layers = find_factors(first, sizes[-1], rng), []
+        for shares, n_above in zip(below, sizes[1:], strict=True):
+            layers.append(draw_first_layer(shares, n_above, rng, factors))
+            factors = propagate_factors(factors, layers[-1].weights)
         baseline = compute_baseline_score(below[0], observed / first.n_rows)
         state = FitState(
-            StackParams.from_layers(layers),
+            StackParams.from_layers(layers, feature_shares),
             auxiliary={"unlearnt": np.array(baseline), "n_samples": np.array(first.n_rows)},
             warnings=make_constant_feature_warnings(observed, ones),
         )
@@ -248,26 +261,27 @@ class Stack(GradientModel):
         stage = int(working["stage"])
         (below, trained), is_last = params.split_at_stage(stage), stage == len(params.weights)
         below = [Layer(*(part.astype(np.float32) for part in layer)) for layer in below]
-        fill: FillGradient = partial(self._fill_reconstruction, below, rng.stream("corruption"))
+        encode = partial(_encode_batch, params.means, below)
+        kind = "none" if below else self.corruption  # only the data itself, not hidden units
+        draws = rng.stream("corruption")
+        fill: FillGradient = partial(self._fill_reconstruction, encode, kind, draws)
         if self.block == "rbm" and not is_last:
-            fill = partial(_fill_contrast, below, rng.stream("hidden"))
+            fill = partial(_fill_contrast, encode, rng.stream("hidden"))
         learner = NetworkLearner(self._stage_training(stage, params.sizes), working, trained, fill)
         before = split_into_layers(learner.theta.copy(), count_units(trained))
-        return train_on_blocks(
-            learner, partial(_score_reconstruction, below, before), blocks(), working, rng
-        )
+        score = partial(_score_reconstruction, encode, before)
+        return train_on_blocks(learner, score, blocks(), working, rng)
 
     def _fill_reconstruction(
         self,
-        below: Layers,
+        encode: EncodeBatch,
+        kind: Corruption,
         draws: RowRandom,
         batch: TrainingBatch,
         layers: Layers,
         gradient: Layers,
     ) -> None:
-        """Fill in the gradient of a batch; only the data itself is corrupted, not hidden units."""
-        targets, mask = _layer_inputs(below, batch)
-        kind = "none" if below else self.corruption
+        targets, mask = encode(batch)
         inputs = corrupt_bits(targets, mask, kind, self.noise, batch.rows, draws)
         fill_gradient(layers, inputs, targets, mask, gradient)
 
@@ -298,7 +312,8 @@ class Stack(GradientModel):
         self, params: StackParams, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
         """Return the units of the last layer as `mean`, (n_samples, n_components)."""
-        return {"mean": encode_layers(params.layers, block.unpack_values(), block.unpack_mask())}
+        X, mask = block.unpack_values(), block.unpack_mask()
+        return {"mean": encode_layers(params.layers, params.means, X, mask)}
 
     def reconstruct(
         self, params: StackParams, codes: Array, segments: NDArray[np.int64] | None = None
@@ -307,23 +322,27 @@ class Stack(GradientModel):
         return sigmoid(propagate_down(params.layers, codes)[-1])
 
 
-def _layer_inputs(below: Layers, batch: TrainingBatch) -> Any:
+def _encode_batch(means: Array, below: Layers, batch: TrainingBatch) -> Any:
     """Return the input of the trained layers, and the mask of its observed values."""
-    X, mask = convert_batch_to_float32(batch)
+    X, mask = convert_batch_to_float32(batch, means)
     return (propagate_up(below, X)[-1], None) if below else (X, mask)
 
 
 def _fill_contrast(
-    below: Layers, draws: RowRandom, batch: TrainingBatch, layers: Layers, gradient: Layers
+    encode: EncodeBatch,
+    draws: RowRandom,
+    batch: TrainingBatch,
+    layers: Layers,
+    gradient: Layers,
 ) -> tuple[Any, Any]:
-    inputs, mask = _layer_inputs(below, batch)
+    inputs, mask = encode(batch)
     return fill_contrastive_gradient(
         layers[0], inputs, mask, row_states(draws.key, batch.rows), gradient[0]
     )
 
 
-def _score_reconstruction(below: Layers, layers: Layers, batch: TrainingBatch) -> Array:
-    return score_reconstructions(layers, *_layer_inputs(below, batch))
+def _score_reconstruction(encode: EncodeBatch, layers: Layers, batch: TrainingBatch) -> Array:
+    return score_reconstructions(layers, *encode(batch))
 
 
 def _format_sizes(sizes: tuple[int, ...]) -> str:

@@ -115,6 +115,9 @@ class Facts:
     truthful
         Settings with which a fit maximizes the likelihood of its rows, of a model that does so;
         an empty mapping for the defaults.
+    follows_cause
+        Whether a single component follows a single cause of all features and of the segment, in
+        fits that do not maximize a likelihood.
     hard_designs
         Designs of missing values where a fit may stay below the truth: the default starts do not
         always find the best optimum.
@@ -149,6 +152,7 @@ class Facts:
     shares_off: float = 0.015
     fit_off: float = 0.025
     truthful: Mapping[str, Any] | None = None
+    follows_cause: bool = False
     hard_designs: Collection[str] = ()
     single_precision: Collection[str] = ()
     slow: Collection[str] = ()

@@ -14,5 +14,6 @@ FACTS = Facts(
         {"sparsity": 0.01, "penalty": "l1", "max_iter": 20},
     ),
     rising=(),
+    follows_cause=True,
     slow=("test_codes_do_not_depend_on_how_rows_are_cut",),
 )

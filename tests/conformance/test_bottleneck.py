@@ -10,4 +10,5 @@ FACTS = Facts(
     plain={"max_iter": 20},
     variants=({"column": "label", "optimizer": "momentum"}, {"column": "label", "kind": "number"}),
     rising=(),
+    follows_cause=True,
 )

@@ -29,6 +29,7 @@ FACTS = Facts(
     plain={"max_iter": 20},
     variants=({"optimizer": "momentum", "batch": 50, "max_iter": 10},),
     rising=(),
+    follows_cause=True,
     codes=codes_by_segment,
     alike=("reconstruct",),  # bits depend on the codes alone
     flexible={"rate": 0.01},

@@ -13,5 +13,6 @@ FACTS = Facts(
         {"pretrain": 0, "optimizer": "momentum", "corruption": "none"},
     ),
     rising=(),
+    follows_cause=True,
     slow=("test_chunks_do_not_matter",),
 )

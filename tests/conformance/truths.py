@@ -31,7 +31,7 @@ def find_truth(facts: Facts, n_components: int) -> Any:
 def make_default(facts: Facts, n_components: int | None) -> Any:
     """Return the model with its default settings, and perhaps with a number of components."""
     settings = {} if n_components is None else {"n_components": n_components}
-    return facts.model(**settings, **facts.truthful).with_structure(facts.structure)
+    return facts.model(**settings, **(facts.truthful or {})).with_structure(facts.structure)
 
 
 def draw_rows(facts: Facts, params: Any, design: str, n_components: int, seed: int) -> DenseData:
@@ -47,6 +47,20 @@ def draw_rows(facts: Facts, params: Any, design: str, n_components: int, seed: i
         X, numbers = model.sample(params, N_ROWS, rng, segments), None
     observed = None if seen.all() else planes.astype(np.uint8)
     return DenseData(X * planes, observed, segments, numbers=numbers)
+
+
+def draw_caused_rows(design: str, seed: int) -> tuple[DenseData, Floats]:
+    """Draw binary rows with one cause, some values missing by design, and return it, (n_rows,).
+
+    Its mean and variance differ between segments.
+    """
+    rng = np.random.default_rng(seed)
+    segments = rng.choice(4, N_ROWS)
+    cause = np.linspace(-0.5, 0.5, 4)[segments] + rng.standard_normal(N_ROWS) * (1 + segments) / 2
+    slopes, offsets = rng.uniform(0.8, 2.0, N_FEATURES), rng.normal(0, 0.7, N_FEATURES)
+    X = (cause[:, None] * slopes + offsets + rng.logistic(size=(N_ROWS, N_FEATURES)) > 0) * 1
+    seen = DESIGNS[design](N_ROWS, N_FEATURES, rng)
+    return DenseData((X * seen).astype(np.uint8), seen.astype(np.uint8), segments), cause
 
 
 def sum_log_likelihood(facts: Facts, model: Any, params: Any, data: DenseData) -> float:

@@ -70,14 +70,20 @@ from pipeline.models.binary_ica.rotations import (
     find_rotatable_sources,
     warn_about_rotations,
 )
-from pipeline.models.gradient import GradientModel, compute_baseline_score
+from pipeline.models.gradient import (
+    GradientModel,
+    compute_baseline_score,
+    draw_first_weights,
+    find_factors,
+)
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.logistic.logistic_units import mean_softplus
 from pipeline.numerics.networks.boltzmann_rows import affine_outputs
 from pipeline.numerics.spectra.linalg import fix_signs
 from pipeline.params import NumberRange, array_field
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warnings, pool_margins
+from pipeline.statistics.counts import make_constant_feature_warnings, pool_margins
+from pipeline.statistics.pair_moments import PairMoments, estimate_memory_of_moments
 from pipeline.statistics.sums import StepSums
 
 Array = NDArray[np.float64]
@@ -172,7 +178,7 @@ class LinearIVAE(GradientModel):
 
     name: ClassVar[str] = "linear-ivae"
     unlinked_effect: ClassVar[str] = UNLINKED_SOURCES
-    first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
+    first_statistics: ClassVar[type[PairMoments]] = PairMoments
     default_rates: ClassVar[Mapping[str, float]] = {"adam": 0.03, "momentum": 0.1}
     params: ClassVar[type[LinearIVAEParams]] = LinearIVAEParams
     signed_arrays: ClassVar[tuple[str, ...]] = (
@@ -191,12 +197,13 @@ class LinearIVAE(GradientModel):
         n_components = self.n_components or _DEFAULT_COMPONENTS
         numbers = (3 * n_features + 4 * n_segments) * n_components + n_features
         units = 40 * (self.batch or 100) * (n_features + n_components)
-        return (n_threads + 1) * (80 * numbers + units)
+        pairs = estimate_memory_of_moments(n_features, 1)
+        return (n_threads + 1) * max(80 * numbers + units, pairs)
 
-    def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
+    def initialize(self, first: PairMoments, rng: np.random.Generator) -> FitState:
         """Start with a weak mixing, and the posterior of the sources under it."""
-        observed, ones = pool_margins(first)
-        self._check_shape(len(ones), len(first.segments))
+        observed, ones = pool_margins(first.counts)
+        self._check_shape(len(ones), len(first.counts.segments))
         shares = (ones + _SMOOTHING) / (observed + 2 * _SMOOTHING)
         params = self._draw_first_params(first, shares, rng)
         baseline = compute_baseline_score(shares, observed / first.n_rows)
@@ -217,13 +224,14 @@ class LinearIVAE(GradientModel):
             )
 
     def _draw_first_params(
-        self, first: FeatureCounts, shares: Array, rng: np.random.Generator
+        self, first: PairMoments, shares: Array, rng: np.random.Generator
     ) -> LinearIVAEParams:
         shape = len(shares), min(self.n_components or _DEFAULT_COMPONENTS, len(shares))
-        mixing = rng.standard_normal(shape)
+        factors, counts = find_factors(first, shape[1], rng), first.counts
+        mixing = draw_first_weights(factors, *shape, rng)
         slope = shares * (1 - shares)
         precision = np.eye(shape[1]) + (mixing.T * slope) @ mixing
-        zeros = np.zeros((len(first.segments), shape[1]))
+        zeros = np.zeros((len(counts.segments), shape[1]))
         return LinearIVAEParams(
             mixing=mixing,
             offsets=logit(shares),
@@ -234,8 +242,8 @@ class LinearIVAE(GradientModel):
             source_means=zeros,
             source_variances=zeros + 1,
             means=shares,
-            segments=first.segments,
-            segment_rows=first.rows,
+            segments=counts.segments,
+            segment_rows=counts.rows,
         )
 
     def learn(

@@ -118,9 +118,10 @@ def fill_contrastive_gradient(
     Parameters
     ----------
     inputs
-        Values between 0 and 1, (n_rows, n_below); 0 where missing.
+        Values between 0 and 1, (n_rows, n_below); missing ones at the mean of their unit.
     mask
-        1 where a value is observed, else 0; None if all are observed. Missing values are left out.
+        1 where a value is observed, else 0; None if all are observed. Missing values are not
+        reconstructed.
     states
         Random state of each row, (n_rows,).
     gradient
@@ -135,7 +136,7 @@ def fill_contrastive_gradient(
     fill_draws(hidden_inputs, hidden_inputs.shape[1], states, 0, hidden)
     back = sigmoid(hidden @ layer.weights.T + layer.visible)
     if mask is not None:
-        back *= mask
+        back = np.where(mask, back, inputs)
     up_again = sigmoid(back @ layer.weights + layer.hidden)
     np.matmul(inputs.T, up, out=gradient.weights)
     gradient.weights[:] -= back.T @ up_again

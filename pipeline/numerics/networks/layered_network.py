@@ -26,12 +26,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, log_softmax
 
 from pipeline.numerics.logistic.logistic_units import fill_probabilities
-from pipeline.numerics.networks.boltzmann_rows import (
-    BoltzmannMachine,
-    affine_outputs,
-    apply_sigmoid,
-    hidden_probabilities,
-)
+from pipeline.numerics.networks.boltzmann_rows import affine_outputs, apply_sigmoid
 
 Numbers = NDArray[Any]
 Array = NDArray[np.float64]
@@ -173,13 +168,14 @@ def _fill_encoder_gradient(
             error = (error @ layers[k].weights.T) * (below * (1 - below))
 
 
-def encode_layers(layers: Layers, X: Bits, observed: Bits | None) -> Array:
+def encode_layers(layers: Layers, means: Array, X: Bits, observed: Bits | None) -> Array:
     """Return the units of the last layer, (n_samples, n_components).
 
-    X and the mask are (n_samples, n_features). Missing values are left out of the sums.
+    The parameters other than the layers are as for `affine_outputs`.
     """
-    present = X if observed is None else X & observed
-    values = hidden_probabilities(BoltzmannMachine(*layers[0]), present, None)
+    first = layers[0]
+    values = affine_outputs(first.weights, first.hidden, means, X, observed)
+    apply_sigmoid(values)
     for layer in layers[1:]:
         inputs = np.empty((len(values), len(layer.hidden)))
         _fill_inputs(layer.weights, layer.hidden, values, inputs)

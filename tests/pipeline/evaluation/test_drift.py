@@ -226,6 +226,6 @@ def test_parameters_without_such_arrays_are_not_compared() -> None:
 
 
 def test_biases_below_a_stack_are_compared() -> None:
-    before = StackParams((np.ones((2, 1)),), (np.zeros(2),), (np.zeros(1),))
+    before = StackParams((np.ones((2, 1)),), (np.zeros(2),), (np.zeros(1),), np.zeros(2))
     now = replace(before, visible_biases=(np.array([0.0, 3.0]),))
     assert find_largest_move(before, now) == ("visible_biases_0", 1, 0.0, 3.0)

@@ -22,7 +22,7 @@ from pipeline.params import get_named_arrays
 
 MODEL = Stack(layers=(3, 2))
 PARAMS = StackParams.from_layers(
-    [Layer(np.ones((n, m)), np.zeros(n), np.zeros(m)) for n, m in ((4, 3), (3, 2))]
+    [Layer(np.ones((n, m)), np.zeros(n), np.zeros(m)) for n, m in ((4, 3), (3, 2))], np.zeros(4)
 )
 
 

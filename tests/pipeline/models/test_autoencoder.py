@@ -100,8 +100,9 @@ def test_steps_go_along_the_slope_of_score_less_penalty(loss: Any, penalised: An
     )
     X = kinds(40, 1)[:, :7]
     observed = (np.random.default_rng(2).random(X.shape) < 0.8).astype(np.uint8)
-    params = AutoencoderParams(*draw_first_layer(np.full(7, 0.3), 3, np.random.default_rng(3)))
-    known, seen = (X * observed).astype(np.float64), observed.astype(np.float64)
+    shares = np.linspace(0.2, 0.6, 7)
+    params = AutoencoderParams(*draw_first_layer(shares, 3, np.random.default_rng(3)), shares)
+    known, seen = np.where(observed, X, shares), observed.astype(np.float64)
 
     def objective(at: AutoencoderParams) -> float:
         scores = score_reconstructions(at.layers, known, seen, squared=loss == "squared")
@@ -124,13 +125,15 @@ def test_bits_are_flipped_or_masked_by_their_rows_and_passes() -> None:
     np.testing.assert_array_equal(again, flipped[few])
     assert (corrupt_bits(X, None, "flip", 0.2, rows, RowRandom(0, 1)) != flipped).mean() > 0.2
     seen = (np.random.default_rng(5).random(X.shape) < 0.5).astype(np.float32)
-    found = corrupt_bits(X * seen, seen, "flip", 0.2, rows, RNG)
-    np.testing.assert_array_equal(found, flipped * seen)
+    filled = np.where(seen, X, np.float32(0.25))
+    found = corrupt_bits(filled, seen, "flip", 0.2, rows, RNG)
+    np.testing.assert_array_equal(found, np.where(seen, flipped, filled))
 
 
 def test_clean_rows_should_come_out() -> None:
     """With weights of 0 what comes out is c alone, and its slope the mean error."""
-    X, zeros = kinds(900, 4), AutoencoderParams(np.zeros((24, 2)), np.zeros(24), np.zeros(2))
+    X, empty = kinds(900, 4), np.zeros(24)
+    zeros = AutoencoderParams(np.zeros((24, 2)), empty, np.zeros(2), empty)
     steps = {"optimizer": "momentum", "momentum": 0.0, "rate": 1.0, "batch": 900}
     model = Autoencoder(2, corruption="mask", noise=0.5, **steps)
     moved = zeros.add_change(change_of(model, zeros, pack_block(X)))

@@ -124,7 +124,8 @@ def test_steps_of_boltzmann_machines_are_the_same_whichever_value_is_called_1() 
     state = begun(X, block="rbm", **SMALL)
     (w, c, b), sign = state.params.layers[0], np.where(turned, -1, 1)
     layer = Layer(sign[:, None] * w, sign * c, b + w[turned].sum(axis=0))
-    other = StackParams.from_layers([layer, *state.params.layers[1:]])
+    means = np.where(turned, 1 - state.params.means, state.params.means)
+    other = StackParams.from_layers([layer, *state.params.layers[1:]], means)
     changes = []
     for params, rows in ((state.params, X), (other, X ^ turned)):
         steps = model.learn(params, state.working, partial(iter, [pack_block(rows)]), RNG)

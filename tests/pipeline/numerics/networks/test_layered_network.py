@@ -148,12 +148,12 @@ def test_sigmoids_are_those_of_scipy(kind: type[np.floating[Any]]) -> None:
     np.testing.assert_allclose(sigmoid(inputs), expit(inputs), rtol=3e-6)
 
 
-def test_codes_are_those_of_the_network_without_what_is_missing() -> None:
+def test_codes_are_those_of_the_network_with_missing_values_at_their_means() -> None:
     rng = np.random.default_rng(2)
     layers = split_into_layers(network((9, 6, 3)), (9, 6, 3))
     X, seen = (rng.random((2, 20, 9)) < 0.6).astype(np.uint8)
-    expected = propagate_up(layers, (X * seen).astype(np.float64))[-1]
-    np.testing.assert_allclose(encode_layers(layers, X, seen), expected, rtol=1e-12)
-    assert (
-        encode_layers(layers, X, None)[:1].tobytes() == encode_layers(layers, X[:1], None).tobytes()
-    )
+    means = rng.random(9)
+    expected = propagate_up(layers, np.where(seen, X, means))[-1]
+    np.testing.assert_allclose(encode_layers(layers, means, X * seen, seen), expected, rtol=1e-12)
+    first, every = (encode_layers(layers, means, rows, None) for rows in (X[:1], X))
+    assert every[:1].tobytes() == first.tobytes()
