@@ -11,7 +11,9 @@ and the clean row is the target (P. Vincent et al., JMLR 11, 2010). `pipeline.le
 describes the steps. Passes are scored on clean rows, minus the penalty.
 
 Missing values are left out of the score, and count as the mean of their feature in Wᵀx. Codes of
-rows with many missing values are therefore nearer to each other than codes of rows with few.
+rows with many missing values are therefore nearer to each other than codes of rows with few. If
+values are missing, weights start from factors of the correlations of pairs: otherwise units may
+point one way in features of one test form, and the other way in those of another form.
 
 =========  ==============  ===========================
 symbol     field           shape

@@ -28,7 +28,9 @@ x̄           means             (n_features,): shares of ones of the data
 ==========  ================  ==============================================
 
 Missing values: q sees the mean of the feature, and the likelihood leaves the value out. The bound
-is then a bound of the observed values, which is right if values are missing at random.
+is then a bound of the observed values, which is right if values are missing at random. The mixing
+starts from factors of the correlations of pairs, so that signs of features that few rows link suit
+each other.
 Cost per row: about 12 n_features n_components multiplications. Passes: tens.
 Not identifiable: order, sign and length of columns (ordered by explained variance, largest entry
 positive, length 1); a common shift of c and μ (μ has mean 0 over rows); sources whose means and
