@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import scipy
@@ -47,9 +47,7 @@ from pipeline.models.latent_trait.confirmatory import (
 from pipeline.models.latent_trait.em import (
     LatentTraitParams,
     e_step,
-    grid_from_working,
     represents_all_scales,
-    store_nodes,
     sum_far_rows,
 )
 from pipeline.models.latent_trait.group_design import GroupDesign, absorb_traits, factorize
@@ -69,7 +67,6 @@ from pipeline.models.latent_trait.regression_errors import (
 from pipeline.models.latent_trait.standard_errors import summarize_regression_scores
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure
-from pipeline.numerics.logistic.latent_nodes import gauss_hermite
 from pipeline.numerics.logistic.lattice_nodes import MAX_MEAN_REACH
 from pipeline.numerics.logistic.trait_scores import RowRegression
 from pipeline.random import RowRandom
@@ -84,6 +81,8 @@ _MAX_CONTRADICTION = 300.0  # nats that rows of high leverage may cost
 
 class LatentRegression(ConfirmatoryTrait):
     """Hyperparameters of the latent-trait model, and the structure with the covariates."""
+
+    mean_reach: ClassVar[float] = MAX_MEAN_REACH
 
     @classmethod
     def from_model(cls, model: LatentTrait, structure: Structure) -> Self:
@@ -122,8 +121,7 @@ class LatentRegression(ConfirmatoryTrait):
         coefficients = np.zeros((len(center), state.params.weights.shape[1]))
         params = replace(state.params, coefficients=coefficients, covariate_center=center)
         warnings = (*state.warnings, *self._covariates.make_warnings())
-        state = _keep_all_nodes(replace(state, params=params, warnings=warnings))
-        return limit_covariates(state, self._covariates)
+        return limit_covariates(replace(state, params=params, warnings=warnings), self._covariates)
 
     def warm_start(self, state: FitState, params: LatentTraitParams) -> FitState:
         """Start from an earlier fit, with or without groups and covariates."""
@@ -134,10 +132,8 @@ class LatentRegression(ConfirmatoryTrait):
 
     def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
         """Continue with more nodes if they are needed."""
-        if (unlimited := end_limited_stage(state, statistics)) is not None:
-            return unlimited
-        following = super().next_stage(state, statistics)
-        return None if following is None else _keep_all_nodes(following)
+        unlimited = end_limited_stage(state, statistics)
+        return super().next_stage(state, statistics) if unlimited is None else unlimited
 
     def _get_rows(
         self, params: LatentTraitParams, block: BinaryBlock, max_covariate: float = math.inf
@@ -435,12 +431,3 @@ def add_population(state: FitState, statistics: Sums, scale: Array) -> FitState:
         params=replace(state.params, **population),
         diagnostics={**state.diagnostics, "explained_variance": share},
     )
-
-
-def _keep_all_nodes(state: FitState) -> FitState:
-    """Return the state with the light nodes too, which rows with other priors need."""
-    grid = grid_from_working(state.working)
-    if grid is None or "node_spacing" in state.working:
-        return state
-    nodes = gauss_hermite(grid.nodes_per_axis, grid.n_components)
-    return replace(state, working={**state.working, **store_nodes(nodes, None)})

@@ -97,7 +97,7 @@ from pipeline.models.latent_trait.em import (
     rotate_weights,
     turn_to_principal_axes,
     unpack_answers,
-    use_whole_lattice,
+    use_last_lattice,
     variational_posterior,
 )
 from pipeline.models.latent_trait.fit_statistics import (
@@ -264,6 +264,8 @@ class LatentTrait(Model):
     can_have_pattern: ClassVar[bool] = True
     has_covariates: ClassVar[bool] = True
     has_groups: ClassVar[bool] = True
+    mean_reach: ClassVar[float] = 0.0
+    """How much farther the nodes reach because rows have means of their own, in deviations."""
     feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal", "continuous")
     unlinked_effect: ClassVar[str] = (
         "traits may have opposite signs and other scales in each part, and "
@@ -600,7 +602,7 @@ class LatentTrait(Model):
                 working["has_own_nodes"] = np.array(1)
                 if is_complete and held_out == 0:
                     working["stretch"] = np.array(_STRETCH)
-            working |= grid.make_working_state()
+            working |= grid.make_working_state(self.mean_reach > 0)
         elif estimator == "sampling":
             rng = np.random.default_rng(state.auxiliary["seed"])
             working |= draw_nodes(self.nodes or _DEFAULT_DRAWS, q, rng)._asdict()
@@ -615,7 +617,7 @@ class LatentTrait(Model):
         weights[constant], offsets[constant] = 0.0, margins[constant]
         state = replace(state, params=replace(params, offsets=offsets))
         estimator = self._last_estimator(weights.shape[1])
-        return use_whole_lattice(self._begin_stage(state, weights, 0.0, estimator))
+        return use_last_lattice(self._begin_stage(state, weights, 0.0, estimator))
 
     def summarize(
         self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
@@ -658,7 +660,7 @@ class LatentTrait(Model):
             tol = max(tol, SHORT_RUN_TOL)
         if state.working.get("held_out", 0.0) > 0:
             tol = max(tol, SEARCH_TOL)
-        if "stretch" in state.working:
+        if float(state.working.get("stretch", 1.0)) > 1:
             tol = max(tol, _STRETCHED_TOL)
         enough = _REFINING_PASSES if "coarse" in state.working else math.inf
         weight = float(state.auxiliary.get("weight", 1))
@@ -707,7 +709,8 @@ class LatentTrait(Model):
             return self._begin_stage(state, weights, 0.0, self._last_estimator(weights.shape[1]))
         finer = None
         if self.nodes is None:
-            finer = begin_finer_stage(state, statistics, self._list_group_items(state.params))
+            items = self._list_group_items(state.params)
+            finer = begin_finer_stage(state, statistics, items, self.mean_reach > 0)
         if finer is None:
             return self._begin_scaling(state, statistics)
         # Estimates of the scale keep the ratios of slopes.

@@ -31,7 +31,7 @@ import math
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 import scipy
@@ -159,8 +159,6 @@ class OrdinalTrait(LatentTrait):
     """
 
     structure: Structure = field(default_factory=Structure, metadata={"is_setting": False})
-    mean_reach: ClassVar[float] = 0.0
-    """How much farther the nodes reach because rows have means of their own, in deviations."""
 
     @classmethod
     def from_model(cls, model: LatentTrait, structure: Structure) -> Self:
@@ -334,8 +332,9 @@ class OrdinalTrait(LatentTrait):
     def _choose_nodes(self, state: FitState, stretch: float) -> FitState:
         """Begin a stage with nodes that resolve the items, their distances times `stretch`."""
         if self.nodes and self.n_planes.any():
-            grid = NodeGrid(self.nodes, state.params.weights.shape[1]).make_working_state()
-            return replace(state, working={**state.working, **grid})
+            grid = NodeGrid(self.nodes, state.params.weights.shape[1])
+            own = grid.make_working_state(self.mean_reach > 0)
+            return replace(state, working={**state.working, **own})
         items = self._find_steepest_items(state.params, stretch)
         nodes, spacing = make_level_nodes(items, stretch, self.mean_reach)
         if not self.n_planes.any():  # rows are integrated exactly

@@ -257,3 +257,37 @@ def test_nodes_suffice_if_values_are_missing(q: int, slope: float, share: float)
     nats = logsumexp(log_joint + log_weights - logsumexp(log_weights), axis=1)
     assert fitted.objective is not None
     assert fitted.objective * len(X) == pytest.approx(nats.sum(), abs=1e-3)
+
+
+def test_nodes_suffice_for_many_rows_without_missing_values() -> None:
+    rng = np.random.default_rng(1)
+    eta = rng.standard_normal((20_000, 1)) * rng.uniform(0.8, 3, 8) + rng.normal(0, 1, 8)
+    X = (expit(eta) > rng.random(eta.shape)).astype(float)
+    fitted = lb.fit(X, "latent-trait", components=1, errors="none")
+    assert fitted.objective is not None
+    assert fitted.objective * len(X) == pytest.approx(sum_exactly(fitted, X), abs=1e-3)
+
+
+@pytest.mark.parametrize("n_levels", [2, 3])
+def test_set_nodes_suffice_for_rows_with_covariates(n_levels: int) -> None:
+    rng = np.random.default_rng(2)
+    group, z = rng.integers(0, 3, 1500), rng.standard_normal(1500)
+    x = rng.standard_normal(1500) * np.array([1, 1.4, 0.7])[group] + group + 0.5 * z
+    eta = x[:, None] * rng.uniform(0.8, 2.5, 8) + rng.normal(0, 1, 8) + rng.logistic(size=(1500, 8))
+    X = (eta[:, :, None] > np.arange(n_levels - 1)).sum(axis=2)
+    levels = None if n_levels == 2 else [str(level) for level in range(n_levels)]
+    data = lb.from_numpy(X, levels=levels, keep={"group": group.astype(str), "z": z})
+    found = [
+        lb.fit(
+            data,
+            "latent-trait",
+            components=1,
+            group="group",
+            covariates=["z"],
+            errors="none",
+            nodes=nodes,
+        ).objective
+        for nodes in (None, 100)
+    ]
+    assert None not in found
+    assert 1500 * np.ptp(np.array(found)) < 1e-3
