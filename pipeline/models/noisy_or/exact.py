@@ -36,7 +36,7 @@ from pipeline.models.noisy_or.estimation import (
     log_prior,
     reestimate,
 )
-from pipeline.models.noisy_or.gibbs import MISSING, enumerate_states, list_states
+from pipeline.models.noisy_or.gibbs import MISSING, list_states
 
 Array = NDArray[np.float64]
 Bits = NDArray[np.uint8]
@@ -45,30 +45,32 @@ CELLS_AT_ONCE = 1 << 18
 """Rows in memory times states and features."""
 MAX_STATE_VALUES = 1 << 18
 """States of a layer times units below it."""
-_MAX_UNITS = 10  # of a layer
+MAX_STATES = 1 << 12
+"""Largest number of states of a layer that is summed over."""
+SEARCH_STATES = 1 << 10
+"""Largest number of them during the search for a network, which takes many sums."""
 _MAX_LAST_SHARE = 2e-3  # of rows in states with as many units on as are summed over
 _STEPS = 5  # iterations of eq. 9 per M-step
 
 
 def can_enumerate(sizes: Sequence[int]) -> bool:
     """Return whether exact EM is possible; `sizes` are the units of each layer, features first."""
-    return all(
-        n <= _MAX_UNITS and n_below << n <= MAX_STATE_VALUES for n_below, n in pairwise(sizes)
-    )
+    is_small = all(1 << min(n, 63) <= MAX_STATES for n in sizes[1:])
+    return is_small and can_sum_states(sizes, MAX_STATES)
 
 
 @lru_cache
-def choose_states(n_units: int) -> Bits:
+def choose_states(n_units: int, max_states: int) -> Bits:
     """Return all states of a layer, (n_states, n_units); of many units, those with few of them on.
 
     Sums over the latter are a lower bound of the likelihood, which EM raises as well. It is close
     if causes are rare (J. Lücke, J. Eggert, "Expectation truncation and the benefits of
     preselection in training generative models", JMLR 11, 2010).
     """
-    if n_units <= _MAX_UNITS:
+    if 1 << min(n_units, 63) <= max_states:
         return list_states(n_units)
     n_states, n_on = n_units + 1, 1
-    while (n_more := math.comb(n_units, n_on + 1)) + n_states <= 1 << _MAX_UNITS:
+    while (n_more := math.comb(n_units, n_on + 1)) + n_states <= max_states:
         n_states, n_on = n_states + n_more, n_on + 1
     places = [c for k in range(n_on + 1) for c in itertools.combinations(range(n_units), k)]
     states = np.zeros((len(places), n_units), np.uint8)
@@ -77,41 +79,49 @@ def choose_states(n_units: int) -> Bits:
     return states
 
 
-def _list_states_with_prior(params: NoisyOrParams) -> tuple[Bits, Array]:
-    """Return the states of the lowest hidden layer, and their prior log-probabilities."""
-    if len(params.weights) > 1:
-        return enumerate_states(params.network)
-    states = choose_states(params.sizes[1])
-    return states, states @ np.log(np.expm1(params.leaks[1])) - params.leaks[1].sum()
+def choose_max_states(sizes: Sequence[int]) -> int:
+    """Return over how many states of a layer passes may sum; wide layers take fewer."""
+    return MAX_STATES if can_sum_states(sizes, MAX_STATES) else SEARCH_STATES
 
 
-def can_sum_states(sizes: Sequence[int]) -> bool:
-    """Return whether EM is possible by sums over all states, or over those of `choose_states`."""
-    if len(sizes) > 2:
-        return can_enumerate(sizes)
-    return sizes[0] * len(choose_states(sizes[1])) <= MAX_STATE_VALUES
+def can_sum_states(sizes: Sequence[int], max_states: int = SEARCH_STATES) -> bool:
+    """Return whether EM is possible by sums over the states of `choose_states`."""
+    return all(
+        n_below * len(choose_states(n, max_states)) <= MAX_STATE_VALUES
+        for n_below, n in pairwise(sizes)
+    )
 
 
 def has_few_on(params: NoisyOrParams, X: Bits) -> bool:
     """Return whether the states of `choose_states` are nearly all that explain rows."""
     if can_enumerate(params.sizes) or not can_sum_states(params.sizes):
         return can_enumerate(params.sizes)
-    n_on = choose_states(params.sizes[1]).sum(axis=1)
-    rows = sum_by_state(params, *WeightedRows.from_sample(X))[1].rows
-    return bool(rows[n_on == n_on.max()].sum() <= _MAX_LAST_SHARE * rows.sum())
+    max_states = choose_max_states(params.sizes)
+    sums = sum_by_state(params, *WeightedRows.from_sample(X, max_states))[1]
+    by_layer = _sum_layers(params, sums, max_states)
+    for n_units, layer_sums in zip(params.sizes[1:], by_layer, strict=True):
+        n_on, rows = choose_states(n_units, max_states).sum(axis=1), layer_sums.rows
+        is_last = (n_on == n_on.max()) & (n_on.max() < n_units)
+        if rows[is_last].sum() > _MAX_LAST_SHARE * rows.sum():
+            return False
+    return True
 
 
 class WeightedRows(NamedTuple):
-    """Distinct rows, (n_distinct, n_features), with `MISSING`; and how often each one occurs."""
+    """Distinct rows, (n_distinct, n_features), with `MISSING`; and how often each one occurs.
+
+    E-steps of the rows sum over at most `max_states` states of a layer.
+    """
 
     X: Bits
     times: Array
+    max_states: int
 
     @classmethod
-    def from_sample(cls, X: Bits) -> WeightedRows:
+    def from_sample(cls, X: Bits, max_states: int) -> WeightedRows:
         """Merge equal rows."""
         distinct, times = np.unique(X, axis=0, return_counts=True)
-        return cls(distinct, times.astype(np.float64))
+        return cls(distinct, times.astype(np.float64), max_states)
 
     @property
     def n_rows(self) -> float:
@@ -137,16 +147,19 @@ class StateSums(NamedTuple):
 
 
 def sum_by_state(
-    params: NoisyOrParams, X: Bits, times: Array | None = None, layer: int = 0
+    params: NoisyOrParams, X: Bits, times: Array | None, max_states: int, layer: int = 0
 ) -> tuple[Array, StateSums]:
     """Run the E-step of rows over the states of the layer above `layer`.
 
     `X`, (n_samples, n_units), has the units of `layer`, by default the features, with `MISSING` for
-    missing values; `times` is how often each row occurs. Return log P(x) of each row, (n_samples,),
-    and the sums.
+    missing values; `times` is how often each row occurs, None for once. Return log P(x) of each
+    row, (n_samples,), and the sums.
     """
-    own = NoisyOrParams(params.weights[layer:], params.leaks[layer:])
-    states, prior = _list_states_with_prior(own)
+    states, above = choose_states(params.sizes[layer + 1], max_states), params.leaks[layer + 1]
+    if layer + 1 == len(params.weights):
+        prior = states @ np.log(np.expm1(above)) - above.sum()
+    else:
+        prior = sum_by_state(params, states, None, max_states, layer + 1)[0]
     u = _compute_inputs(params, layer, states)
     by_one, by_observed = np.log(-np.expm1(-u)) + u, u.sum(axis=1)
     nats, n_states = np.empty(len(X)), len(states)
@@ -177,31 +190,42 @@ def _compute_inputs(params: NoisyOrParams, layer: int, states: Bits) -> Array:
     return inputs
 
 
-def maximize(
-    params: NoisyOrParams, sums: StateSums, alpha: float, beta: float, learns_leaks: bool
-) -> NoisyOrParams:
-    """Run the M-step of all layers, given the sums of the E-step of the features."""
+def _sum_layers(params: NoisyOrParams, sums: StateSums, max_states: int) -> list[StateSums]:
+    """Return the sums by state of each hidden layer, given those of the lowest one."""
     sums_by_layer = [sums]
     for layer in range(1, len(params.weights)):
-        states = list_states(params.sizes[layer])
-        sums_by_layer.append(sum_by_state(params, states, sums_by_layer[-1].rows, layer)[1])
+        states, times = choose_states(params.sizes[layer], max_states), sums_by_layer[-1].rows
+        sums_by_layer.append(sum_by_state(params, states, times, max_states, layer)[1])
+    return sums_by_layer
+
+
+def maximize(
+    params: NoisyOrParams,
+    sums: StateSums,
+    alpha: float,
+    beta: float,
+    learns_leaks: bool,
+    max_states: int,
+) -> NoisyOrParams:
+    """Run the M-step of all layers, given the sums of the E-step of the features."""
+    sums_by_layer = _sum_layers(params, sums, max_states)
     pairs = zip(sums_by_layer, params.sizes[1:], strict=True)
-    activity = np.concatenate([sums.rows @ choose_states(n) for sums, n in pairs])
+    activity = np.concatenate([sums.rows @ choose_states(n, max_states) for sums, n in pairs])
     layers = range(len(sums_by_layer))
     for _ in range(_STEPS):
         values: dict[str, NDArray[Any]] = {}
         for layer, layer_sums in enumerate(sums_by_layer):
-            values |= _sum_unit_statistics(params, layer, layer_sums)
+            values |= _sum_unit_statistics(params, layer, layer_sums, max_states)
         params = reestimate(params, values, alpha, beta, layers, learns_leaks)
     share = activity / max(float(sums.rows.sum()), 1.0)
     return NoisyOrParams(params.weights, params.leaks, share)
 
 
 def _sum_unit_statistics(
-    params: NoisyOrParams, layer: int, sums: StateSums
+    params: NoisyOrParams, layer: int, sums: StateSums, max_states: int
 ) -> dict[str, NDArray[Any]]:
     """Return the sums of eq. 9 of a layer's units; of the top layer, those of its prior too."""
-    states = choose_states(params.sizes[layer + 1])
+    states = choose_states(params.sizes[layer + 1], max_states)
     share = sums.ones / -np.expm1(-_compute_inputs(params, layer, states))
     observed = sums.rows[:, None] - sums.missing
     values = {
@@ -267,7 +291,7 @@ def run_exact_em(
     while not is_stage_over(criterion, history):
         nats, sums = sum_by_state(params, *rows)
         objective = float(rows.times @ nats + log_prior(params, *prior)) / rows.n_rows
-        mapped = maximize(params, sums, *prior)
+        mapped = maximize(params, sums, *prior, rows.max_states)
         start, end = (pack_params(p, learns_leaks) for p in (params, mapped))
         step = choose_squarem_step(start, end, objective, memory)
         memory, params = step.memory, unpack_params(mapped, step.parameters, learns_leaks)

@@ -11,10 +11,10 @@ The update of f = 1 − e^−w, with g = 1 − e^−u, is (eq. 9)
 
 whose fixed points maximize the likelihood under Beta(α, β) priors of f.
 
-If no layer has more than 10 hidden units, the sums are expectations over all states of the units
+If no layer has more than 12 hidden units, the sums are expectations over all states of the units
 (`exact.py`), and the fit is EM, accelerated by SQUAREM. Its objective is the exact log-likelihood.
-In a single layer of more units, of which hardly ever more than a few are on, the sums are over the
-states with few units on, and the objective is a lower bound that is close.
+In layers of more units, of which hardly ever more than a few are on, the sums are over the states
+with few units on, and the objective is a lower bound that is close.
 Otherwise, the units are drawn by Gibbs sampling (eqs 6 and 7; a flip changes u of the units below
 by ±w). A pass is then scored by log P(x) of a tenth of the rows, at most 500, which are held out if
 there are at least 1,000 rows.
@@ -86,10 +86,12 @@ from pipeline.models.noisy_or.estimation import (
 from pipeline.models.noisy_or.exact import (
     CELLS_AT_ONCE,
     MAX_STATE_VALUES,
+    MAX_STATES,
     StateSums,
     WeightedRows,
     can_enumerate,
     can_sum_states,
+    choose_max_states,
     choose_states,
     has_few_on,
     maximize,
@@ -265,7 +267,7 @@ class NoisyOr(Model):
         if working["searching"]:
             return WorkEstimate(0)
         if working["sums_states"]:
-            n_states = len(choose_states(params.sizes[1]))
+            n_states = len(choose_states(params.sizes[1], choose_max_states(params.sizes)))
             return WorkEstimate(n_states * (15.0 + 0.2 * n_features), 16 * n_states * n_features)
         n_weights = sum(weights.size for weights in params.weights)
         n_sweeps = _PASS_SWEEPS_FACTOR * self.sweeps
@@ -325,7 +327,8 @@ class NoisyOr(Model):
         if working["searching"]:
             return Sums.from_block(block, 0.0, {})
         if working["sums_states"]:
-            nats, by_state = sum_by_state(params, unpack_rows(block))
+            max_states = choose_max_states(params.sizes)
+            nats, by_state = sum_by_state(params, unpack_rows(block), None, max_states)
             return Sums.from_block(block, float(nats.sum()), by_state._asdict())
         # Every pass uses the same draws, because otherwise passes could not be compared.
         rng = RowRandom(rng.seed, HELD_OUT_PASS)
@@ -385,7 +388,8 @@ class NoisyOr(Model):
         sums, prior = statistics.values, (self.alpha, self.beta)
         learns_leaks = self.learns_leaks(state.params.sizes)
         if state.working["sums_states"]:
-            params = maximize(state.params, StateSums(**sums), *prior, learns_leaks)
+            max_states = choose_max_states(state.params.sizes)
+            params = maximize(state.params, StateSums(**sums), *prior, learns_leaks, max_states)
             return replace(state, params=params)
         layers = range(len(state.params.weights))
         params = reestimate(state.params, sums, *prior, layers, learns_leaks)
@@ -563,7 +567,7 @@ def find_unused_units(params: NoisyOrParams, X: Bits, n_samples: int) -> NDArray
     ones outside the sample are used.
     """
     if can_enumerate(params.sizes):
-        values = compute_unit_values(params, WeightedRows.from_sample(X))
+        values = compute_unit_values(params, WeightedRows.from_sample(X, MAX_STATES))
         is_unused = values < _MIN_UNIT_VALUE * len(X)
     else:
         is_unused = is_dead_unit(params)

@@ -33,9 +33,11 @@ from pipeline.models.noisy_or.estimation import (
     restart_unit_by_row,
 )
 from pipeline.models.noisy_or.exact import (
+    SEARCH_STATES,
     ExactFit,
     WeightedRows,
     can_sum_states,
+    choose_max_states,
     choose_states,
     has_few_on,
     run_exact_em,
@@ -83,23 +85,32 @@ def search_networks(
     if not can_sum_states((X.shape[1], *layers)):
         best = learn_from_starts(model, layers, X, seed, n_starts, map_items).params
         return SearchResult((best,), {})
-    n_states = max(len(choose_states(n)) for n in layers)
-    few = WeightedRows.from_sample(X[: max(_MAX_START_CELLS // n_states, 1)])
+    n_states = _count_states(layers, SEARCH_STATES)
+    few = WeightedRows.from_sample(X[: max(_MAX_START_CELLS // n_states, 1)], SEARCH_STATES)
     fit = partial(_fit_start, model, tuple(layers), few, seed)
     fits: list[ExactFit] = list(map_items(fit, range(n_starts)))
     fits.sort(key=lambda fit: -fit.score)
     restart = partial(_restart_units, model, few, seed)
     fits[:KEPT_NETWORKS] = map_items(restart, fits[:KEPT_NETWORKS])
-    first = max(fits, key=lambda fit: fit.score).params
+    reachable = [_find_reachable_score(fit, few) for fit in fits]
+    diagnostics = describe_starts([fit.score for fit in fits], reachable)
+    complete = partial(_complete_start, model, WeightedRows.from_sample(X, SEARCH_STATES))
+    completed: list[ExactFit] = list(map_items(complete, fits[:KEPT_NETWORKS]))
+    completed.sort(key=lambda fit: -fit.score)
+    first, *others = [fit.params for fit in completed]
     if not has_few_on(first, X):
         best = learn_from_starts(model, layers, X, seed, n_starts, map_items, first).params
         return SearchResult((best,), {})
-    reachable = [_find_reachable_score(fit, few) for fit in fits]
-    diagnostics = describe_starts([fit.score for fit in fits], reachable)
-    complete = partial(_complete_start, model, WeightedRows.from_sample(X))
-    completed: list[ExactFit] = list(map_items(complete, fits[:KEPT_NETWORKS]))
-    completed.sort(key=lambda fit: -fit.score)
-    return SearchResult(tuple(fit.params for fit in completed), diagnostics)
+    max_states = choose_max_states(first.sizes)
+    if _count_states(layers, max_states) > n_states:
+        rows = WeightedRows.from_sample(X, max_states)
+        first = _complete_start(model, rows, completed[0]).params
+    return SearchResult((first, *others), diagnostics)
+
+
+def _count_states(layers: Sequence[int], max_states: int) -> int:
+    """Return the largest number of states of a layer that are summed over."""
+    return max(len(choose_states(n, max_states)) for n in layers)
 
 
 def _make_start_criterion(rows: WeightedRows) -> ObjectiveCriterion:
@@ -190,7 +201,7 @@ def compute_unit_values(params: NoisyOrParams, rows: WeightedRows) -> Array:
 
 def prune_units(model: Any, params: NoisyOrParams, X: Bits) -> NoisyOrParams:
     """Remove the unit that is worth least, and run EM again, as long as that raises the BIC."""
-    rows = WeightedRows.from_sample(X)
+    rows = WeightedRows.from_sample(X, choose_max_states(params.sizes))
     criterion = ObjectiveCriterion(_MAX_STEPS, model.tol, rows.n_rows)
     nats = float(rows.times @ sum_by_state(params, *rows)[0])
     while True:
