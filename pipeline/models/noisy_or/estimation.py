@@ -197,21 +197,15 @@ def learn_from_starts(
     seed: int,
     n_starts: int,
     map_items: MapFunction,
-    first: NoisyOrParams | None = None,
 ) -> LearnedNetwork:
     """Learn from several random starts in parallel, and continue with the best.
 
     `model` has the settings; `layers` are the units per layer from the data up. `X`, (n_samples,
     n_features), has `MISSING` for missing values. `seed` is the seed of all draws, and `map_items`
-    maps over the `n_starts` starts. A network may be given as another start.
+    maps over the `n_starts` starts.
     """
     learn = partial(_learn_one_start, model, tuple(layers), X, seed)
-    learned = [*map_items(learn, range(n_starts))]
-    if first is not None:
-        states = np.zeros((len(X), sum(layers)), np.uint8)
-        learner = _EpochLearner(model, X, RowRandom(seed, n_starts + 1), first, states)
-        learned.append(learner.learn_from_all_rows(_RESTARTED_EPOCHS))
-    best = max(learned, key=lambda network: network.score)
+    best = max(map_items(learn, range(n_starts)), key=lambda network: network.score)
     best = _restart_dead_units(model, X, seed, best)
     return _EpochLearner(
         model, X, RowRandom(seed, n_starts), best.params, best.states

@@ -49,7 +49,7 @@ MAX_STATES = 1 << 12
 """Largest number of states of a layer that is summed over."""
 SEARCH_STATES = 1 << 10
 """Largest number of them during the search for a network, which takes many sums."""
-_MAX_LAST_SHARE = 2e-3  # of rows in states with as many units on as are summed over
+_MAX_LAST_SHARE = 1e-2  # of rows in states with as many units on as are summed over
 _STEPS = 5  # iterations of eq. 9 per M-step
 
 
