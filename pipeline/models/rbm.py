@@ -24,8 +24,9 @@ layer has at most 16 units, up to 100 exact passes follow.
 
 Missing values are drawn in every step from the model given the observed values; codes and
 pseudo-likelihoods replace them by their mean field. The likelihood of a row is the marginal of its
-observed values, estimated with 100 draws of its hidden units. This is also right if observed values
-decide which values are missing.
+observed values: exact if at most 10 are missing, or for at most 10 hidden units; otherwise
+estimated with 100 draws of its hidden units. This is also right if observed values decide which
+values are missing.
 
 =========  ==============  =====================================================
 symbol     field           shape

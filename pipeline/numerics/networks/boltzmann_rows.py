@@ -27,6 +27,7 @@ Bits = NDArray[np.uint8]
 MAX_MEAN_FIELD_ROUNDS = 30
 _MEAN_FIELD_TOLERANCE = 1e-9
 _PRODUCT_LIMIT = 1e200  # above it, a product is turned into a logarithm before the next factor
+_MAX_SUMMED_UNITS = 10  # over all states of which a row is summed
 _NO_MASK = np.empty((0, 0), np.uint8)
 
 _kernel = njit(nogil=True, cache=True, error_model="numpy")
@@ -83,12 +84,14 @@ def estimate_observed_log_weight(
 ) -> tuple[Array, Array]:
     """Estimate log Σ exp(−F(x)), summed over the missing values of each row.
 
-    h is drawn from its mean field given the observed values, and weighted by the exact sum over x.
+    Of at most 10 missing values, or hidden units, all states are summed over. Otherwise h is drawn
+    from its mean field given the observed values, and weighted by the exact sum over x. If h has
+    several modes given the observed values, draws may miss some, and the estimate is too low.
 
     Returns
     -------
     tuple
-        The estimate and its standard error, (n_samples,) each; exact if nothing is missing.
+        The estimate and its standard error, (n_samples,) each; 0 for a sum over all states.
     """
     inputs = hidden_inputs(machine, X, observed)
     estimate, error = np.empty(len(X)), np.empty(len(X))
@@ -233,6 +236,14 @@ def _fill_estimates(
             estimate[n], error[n] = _sum_biases_on(visible, X[n]) + sum_softplus(inputs[n]), 0.0
             continue
         _sum_inputs(weights, hidden, X[n], observed_inputs)
+        if min(len(missing), len(hidden)) <= _MAX_SUMMED_UNITS:
+            free = weights[missing]
+            if len(missing) <= len(hidden):
+                total = _log_sum_states(free, visible[missing], observed_inputs)
+            else:
+                total = _log_sum_states(free.T.copy(), observed_inputs, visible[missing])
+            estimate[n], error[n] = _sum_biases_on(visible, X[n]) + total, 0.0
+            continue
         start = _sum_biases_on(visible, X[n]) + sum_softplus(inputs[n])
         state = make_row_state(key, rows[n])
         for draw in range(n_draws):
@@ -241,6 +252,33 @@ def _fill_estimates(
             )
             logs[draw] = start + change
         estimate[n], error[n] = log_mean_exp(logs)
+
+
+@_kernel
+def _log_sum_states(weights: Array, biases: Array, inputs: Array) -> float:
+    """Return log Σ exp(−E) over all states of some units and of the units connected to them.
+
+    `weights` is (n_units, n_others), `biases` (n_units,), and `inputs`, (n_others,), are those with
+    all units off. From state to state, one unit changes (Gray code).
+    """
+    is_on, inputs = np.zeros(len(biases), np.bool_), inputs.copy()
+    bias, largest = 0.0, sum_softplus(inputs)
+    total = 1.0
+    for state in range(1, 1 << len(biases)):
+        unit = 0
+        while state >> unit & 1 == 0:
+            unit += 1
+        is_on[unit] = not is_on[unit]
+        sign = 1.0 if is_on[unit] else -1.0
+        bias += sign * biases[unit]
+        for j in range(len(inputs)):
+            inputs[j] += sign * weights[unit, j]
+        log = bias + sum_softplus(inputs)
+        if log > largest:
+            total, largest = total * math.exp(largest - log) + 1.0, log
+        else:
+            total += math.exp(log - largest)
+    return float(largest + math.log(total))
 
 
 @_kernel
