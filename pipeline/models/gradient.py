@@ -56,7 +56,8 @@ DEFAULT_RATES = {"adam": 0.03, "momentum": 0.1}
 """Default initial learning rate for reconstruction losses, by optimizer."""
 CONTRASTIVE_RATES = {"adam": 0.01, "momentum": 0.05}
 """Default initial learning rate for contrastive divergence, by optimizer."""
-_MAX_FACTORS = 8  # that weights start from
+_MAX_FACTORS = 4  # that weights start from
+_FACTOR_STARTS = 8  # random starts of one factor; half as many of two, since these take longer
 _LEAST_NOISE = 0.1  # for features that no factor explains
 _STEEPNESS = 4.0  # the slope of a sigmoid is ¼; with flatter curves, signals fade between layers
 
@@ -202,8 +203,10 @@ def find_factors(first: PairMoments, n_components: int, rng: np.random.Generator
     if first.is_complete:
         return None
     n_features = first.counts.observed.shape[1]
-    loads = np.ones((n_features, min(n_components, n_features, _MAX_FACTORS)), np.bool_)
-    return find_low_rank_fits(*first.compute_correlations(), loads, rng)[0].loadings
+    n_factors = min(n_components, n_features, _MAX_FACTORS)
+    loads, pairs = np.ones((n_features, n_factors), np.bool_), first.compute_correlations()
+    n_starts = _FACTOR_STARTS // n_factors
+    return find_low_rank_fits(*pairs, loads, rng, n_starts=n_starts)[0].loadings
 
 
 def draw_first_weights(
