@@ -75,6 +75,7 @@ class Autoencoder(ModelEstimator):
     weights_: NDArray[np.float64]
     visible_biases_: NDArray[np.float64]
     hidden_biases_: NDArray[np.float64]
+    means_: NDArray[np.float64]
     components_: NDArray[np.float64]
     def __init__(
         self,
@@ -1251,6 +1252,7 @@ class Stack(ModelEstimator):
     weights_: tuple[NDArray[np.float64], ...]
     visible_biases_: tuple[NDArray[np.float64], ...]
     hidden_biases_: tuple[NDArray[np.float64], ...]
+    means_: NDArray[np.float64]
     def __init__(
         self,
         *,
