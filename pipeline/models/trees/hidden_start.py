@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.models.trees.tree_starts import weight_pairs
+from pipeline.models.trees.tree_starts import N_SHARE_POWERS, add_noise, weight_pairs
 from pipeline.numerics.trees.dependence import compute_table_information
 from pipeline.numerics.trees.spanning_tree import (
     ROOT,
@@ -174,7 +174,9 @@ def find_state_tree(
     above = np.triu(np.ones(pairs.shape[:2], np.bool_), 1)
     pairs = np.where(above[:, :, None, None], pairs, pairs.transpose(1, 0, 3, 2))
     n_rows = np.add.reduceat(np.add.reduceat(counts, firsts[:-1], axis=0), firsts[:-1], axis=1)
-    weights = weight_pairs(compute_table_information(pairs), n_rows, start, rng, _NOISE)
+    weights = weight_pairs(compute_table_information(pairs), n_rows, start)
+    if start >= N_SHARE_POWERS:
+        weights = add_noise(weights, _NOISE, rng)
     parents = move_root_to_center(find_maximum_spanning_tree(weights))
     transitions = pairs[parents, np.arange(len(parents))]
     transitions /= transitions.sum(axis=2, keepdims=True)

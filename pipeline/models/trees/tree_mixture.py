@@ -14,7 +14,9 @@ the objective. See `pipeline.models.mixture` for the short runs at the start. Th
 
 * components without edges, in which features are independent; the first trees grow from the best
   of these runs
-* trees of random groups of rows, see `tree_starts.py`; only a sample of the rows is used
+* trees of random groups of rows; in the first passes, the component of each row is drawn at random
+  from its posterior, and trees are found with noise that decreases, see `tree_starts.py`; only a
+  sample of the rows is used
 
 Both kinds then continue with all rows for a few passes, and the better one until it has converged.
 A single tree has starts of the second kind, if values are missing.
@@ -99,7 +101,12 @@ from pipeline.models.trees.pair_counts import (
     drop_negligible,
     with_margins,
 )
-from pipeline.models.trees.tree_starts import add_observed_pairs, draw_groups, find_start_tree
+from pipeline.models.trees.tree_starts import (
+    add_noise,
+    add_observed_pairs,
+    draw_components,
+    find_start_tree,
+)
 from pipeline.numerics.trees.binary_rows import (
     compute_complete_log_likelihoods,
     make_log_polynomials,
@@ -137,9 +144,11 @@ Levels = NDArray[np.uint8]
 _BATCH_WORDS = 64  # rows whose indicators are in memory at once: 4,096
 _IMPOSSIBLE = "The tables of the trees give a row the probability 0. Fit again."
 _SHORT_PASSES = 20  # of the features as independent, before the first trees
-_TREE_STARTS = 16  # starts from trees for each start from independent features
-_STARTS_PER_FINALIST = 6
-_TREE_PASSES = {"trees": 12, "finalists": 60}
+_TREE_STARTS = 4  # starts from trees for each start from independent features
+_STARTS_PER_FINALIST = 3
+_DRAWN_PASSES = 72  # of starts from trees, in which components are drawn
+_FINALIST_PASSES = 60
+_EDGE_NOISE = 1.0  # at first, divided by the number of components
 _START_CELLS = 1 << 16  # pairs of planes that all starts from trees count at the same time
 _COMPARED_PASSES = 9  # of the best starts of both kinds
 _TREE_PERIOD = 3  # passes from one search for the trees to the next
@@ -225,7 +234,7 @@ class TreeMixture(Mixture):
     smoothing
         Number of pseudo-rows added to every component; their features are independent.
     starts
-        Number of short runs from mixtures of independent features. Sixteen times as many begin with
+        Number of short runs from mixtures of independent features. Four times as many begin with
         the trees of random groups of rows, or fewer if there are many features.
     max_iter
         Maximum number of passes, for each start and number of components.
@@ -401,7 +410,8 @@ class TreeMixture(Mixture):
                 "held_out": state.working["held_out"],
                 "finds_trees": np.array(True),
                 "sample": state.auxiliary["sample"],
-                "draws_groups": np.array(True),
+                "draws": np.array(True),
+                "counts_observed": np.array(True),
             },
             auxiliary={**state.auxiliary, "short": np.array(True), "tree_start": np.array(start)},
             starts=(),
@@ -428,7 +438,12 @@ class TreeMixture(Mixture):
                 n_finalists = -(-len(own) // _STARTS_PER_FINALIST)
                 is_finalist = {"is_finalist": np.array(True)}
                 starts += [
-                    replace(s, auxiliary={**s.auxiliary, **is_finalist}, diagnostics={})
+                    replace(
+                        s,
+                        auxiliary={**s.auxiliary, **is_finalist},
+                        working={**s.working, "draws": np.array(False)},
+                        diagnostics={},
+                    )
                     for s in own[:n_finalists]
                 ]
             else:
@@ -466,10 +481,7 @@ class TreeMixture(Mixture):
     ) -> Sums:
         """Run the E-step on the rows of a block, and score the held-out rows."""
         block = take_sample(working, block, rng)
-        finds_trees = bool(working["finds_trees"])
-        run = partial(_run_e_step, params, finds_trees)
-        if finds_trees and "draws_groups" in working:
-            run = partial(_count_observed, params, rng if working["draws_groups"] else None)
+        run = partial(_run_e_step, params, working, rng)
         return run_e_step_with_held_out(run, float(working["held_out"]), block, rng)
 
     def objective(self, params: TreeMixtureParams, statistics: Sums) -> float:
@@ -483,11 +495,12 @@ class TreeMixture(Mixture):
         """Run the M-step: find the tree of each component if pairs were counted, and its tables."""
         old, values = state.params, statistics.values
         mass = values["mass"] + self.smoothing
+        noise = self._choose_noise(state)
         if "observed_pairs" in values:
-            noise = None if state.history else rng
-            found = self._find_start_trees(old, values["observed_pairs"], state.auxiliary, noise)
+            start = int(state.auxiliary["tree_start"])
+            found = self._find_start_trees(old, values["observed_pairs"], start, noise, rng)
         elif "pairs" in values:
-            found = self._find_trees(old, values["pairs"])
+            found = self._find_trees(old, values["pairs"], noise, rng)
         else:
             found = [
                 (parents, normalize_tables(own + self.smoothing * independent))
@@ -502,37 +515,45 @@ class TreeMixture(Mixture):
         n_passes = len(state.history) + 1 + int(state.auxiliary.get("phase", 0))
         keeps_trees = self.get_start_kind(state) == "features" or bool(state.auxiliary["is_wide"])
         finds_trees = np.array(not keeps_trees and n_passes % _TREE_PERIOD == 0)
-        working = {**state.working, "finds_trees": finds_trees}
-        drew_groups = working.pop("draws_groups", None) is not None
-        # The only group of a single tree has the same observed pairs again, whatever its start.
-        if drew_groups and len(parents) > 1 and not state.auxiliary["is_complete"]:
-            working["draws_groups"] = np.array(False)
+        working = {**state.working, "finds_trees": finds_trees, "counts_observed": np.array(False)}
         return replace(
             state,
             params=replace(old, weights=mass / mass.sum(), parents=parents, tables=tables),
             working=working,
         )
 
+    def _choose_noise(self, state: FitState) -> float:
+        """Return the noise of the weights of edges, which decreases to 0 while a start draws."""
+        if not state.working.get("draws", False):
+            return 0.0
+        return _EDGE_NOISE / len(state.params.weights) * (1 - len(state.history) / _DRAWN_PASSES)
+
     def _find_start_trees(
         self,
         params: TreeMixtureParams,
         groups: Array,
-        auxiliary: Arrays,
-        rng: np.random.Generator | None,
+        start: int,
+        noise: float,
+        rng: np.random.Generator,
     ) -> list[tuple[Counts, Array]]:
         """Return the parents and tables of each group, given pairs of observed values."""
-        sizes, start = params.levels_per_feature, int(auxiliary["tree_start"])
+        sizes = params.levels_per_feature
         pseudo_rows = self.smoothing * params.compute_independent_pairs()
-        return [find_start_tree(counts, pseudo_rows, sizes, start, rng) for counts in groups]
+        return [find_start_tree(own, pseudo_rows, sizes, start, noise, rng) for own in groups]
 
-    def _find_trees(self, params: TreeMixtureParams, pairs: Array) -> list[tuple[Counts, Array]]:
+    def _find_trees(
+        self, params: TreeMixtureParams, pairs: Array, noise: float, rng: np.random.Generator
+    ) -> list[tuple[Counts, Array]]:
         """Return the parents and tables of each component, given its sums of products of planes."""
         sizes, found = params.levels_per_feature, []
         pseudo_rows = self.smoothing * params.compute_independent_pairs()
         firsts = np.cumsum(sizes) - sizes
         for products in pairs:
             counts = count_level_pairs(products, sizes) + pseudo_rows
-            parents = find_maximum_spanning_tree(compute_mutual_information(counts, firsts))
+            weights = compute_mutual_information(counts, firsts)
+            if noise > 0:
+                weights = add_noise(weights, noise, rng)
+            parents = find_maximum_spanning_tree(weights)
             found.append((parents, make_tables(counts, firsts, sizes, parents)))
         return found
 
@@ -551,8 +572,11 @@ class TreeMixture(Mixture):
         kind = self.get_start_kind(state)
         if kind == "features":
             return replace(criterion, max_iter=min(self.max_iter, _SHORT_PASSES))
-        if kind in _TREE_PASSES:  # they may look converged before groups begin to differ
-            max_iter = min(self.max_iter, _TREE_PASSES[kind])
+        if kind == "trees":
+            max_iter = min(self.max_iter, _DRAWN_PASSES)
+            return replace(criterion, max_iter=max_iter, tol=-np.inf)  # it never converges
+        if kind == "finalists":
+            max_iter = min(self.max_iter, _FINALIST_PASSES)
             return replace(criterion, max_iter=max_iter, tol=self.tol)
         if "phase" in state.auxiliary:
             return replace(criterion, max_iter=min(self.max_iter, _COMPARED_PASSES))
@@ -701,56 +725,45 @@ def _is_binary_and_complete(params: TreeMixtureParams, block: BinaryBlock) -> bo
     return params.n_levels is None and block.observed_words is None
 
 
-def _count_observed(params: TreeMixtureParams, rng: RowRandom | None, block: BinaryBlock) -> Sums:
-    """Sum the log-likelihood, and the pairs of observed values of each component.
+def _run_e_step(
+    params: TreeMixtureParams, working: Arrays, rng: RowRandom, block: BinaryBlock
+) -> Sums:
+    """Sum the log-likelihood, and the pairs of features or only the edges of each component.
 
-    `rng` draws groups of rows that take the place of the components; None does not.
+    Components are drawn from the posterior at the beginning of some starts, whose first pass counts
+    pairs of observed values only.
     """
     total, n_levels = 0.0, params.levels_per_feature
-    counts = np.zeros((len(params.weights), n_levels.sum(), n_levels.sum()))
-    mass = np.zeros(len(counts))
+    counts_observed = bool(working.get("counts_observed", False))
+    draws = bool(working.get("draws", False)) and len(params.weights) > 1
+    if counts_observed:
+        name, sizes = "observed_pairs", (n_levels.sum(), n_levels.sum())
+    elif working["finds_trees"]:
+        name, sizes = "pairs", (1 + block.n_features, 1 + block.n_features)
+    else:
+        name, sizes = "tables", params.tables.shape[1:]
+    count = add_weighted_pairs if name == "pairs" else add_edge_tables
+    counts, mass = np.zeros((len(params.weights), *sizes)), np.zeros(len(params.weights))
     for part in iter_word_ranges(block, _BATCH_WORDS):
         posterior, nats = compute_posterior(params, part)
-        levels = read_levels(params, part)
-        if rng is not None:
-            posterior = draw_groups(levels, n_levels, len(counts), rng)
-        weights = drop_negligible(posterior)
-        if part.row_weights is not None:
-            weights *= part.row_weights[:, None]
-            nats = nats * part.row_weights
-        total += float(nats.sum())
-        mass += weights.sum(axis=0)
-        add_observed_pairs(levels, weights, n_levels, counts)
-    values = {
-        "observed_pairs": counts,
-        "mass": mass,
-        "empty_rows": np.array(block.count_unobserved_rows()),
-    }
-    return Sums.from_block(block, total, values)
-
-
-def _run_e_step(params: TreeMixtureParams, finds_trees: bool, block: BinaryBlock) -> Sums:
-    """Sum the log-likelihood, and the pairs of features or only the edges of each component."""
-    total, n_levels = 0.0, params.levels_per_feature
-    n_trees, n_products = len(params.weights), 1 + block.n_features
-    shape = (n_trees, n_products, n_products) if finds_trees else params.tables.shape
-    count = add_weighted_pairs if finds_trees else add_edge_tables
-    counts, mass = np.zeros(shape), np.zeros(n_trees)
-    for part in iter_word_ranges(block, _BATCH_WORDS):
-        posterior, nats = compute_posterior(params, part)
-        weights = drop_negligible(posterior)
-        if part.row_weights is not None:
-            weights *= part.row_weights[:, None]
-            nats = nats * part.row_weights
-        total += float(nats.sum())
-        mass += weights.sum(axis=0)
         levels = orders = None
-        if not _is_binary_and_complete(params, part):
-            levels, orders = read_levels(params, part), params.orders
+        if counts_observed or draws or not _is_binary_and_complete(params, part):
+            levels = read_levels(params, part)
+        if draws and levels is not None:
+            posterior = draw_components(levels, n_levels, posterior, rng)
+        weights = drop_negligible(posterior)
+        if part.row_weights is not None:
+            weights *= part.row_weights[:, None]
+            nats = nats * part.row_weights
+        total += float(nats.sum())
+        mass += weights.sum(axis=0)
+        if counts_observed and levels is not None:
+            add_observed_pairs(levels, weights, n_levels, counts)
+            continue
+        if _is_binary_and_complete(params, part):
+            levels = None
+        else:
+            orders = params.orders
         count(part, levels, weights, params.parents, orders, params.tables, n_levels, counts)
-    values = {
-        "pairs" if finds_trees else "tables": counts,
-        "mass": mass,
-        "empty_rows": np.array(block.count_unobserved_rows()),
-    }
+    values = {name: counts, "mass": mass, "empty_rows": np.array(block.count_unobserved_rows())}
     return Sums.from_block(block, total, values)

@@ -1,11 +1,15 @@
-"""Where the EM of trees starts: from pairs of observed values in random groups of rows.
+"""Where the EM of trees starts: from random groups of rows, and from passes that draw at random.
 
 Kinds of rows that differ only in how features depend on each other are invisible to mixtures of
-independent features. So some starts draw random groups of rows, and find the tree of each.
+independent features. So some starts draw random groups of rows, and find the tree of each. In the
+first passes, the component of each row is drawn from its posterior, as EM would stay with the
+groups that it began with (G. Celeux, J. Diebolt, "The SEM algorithm", Computational Statistics
+Quarterly 2, 1985). The weights of the edges of trees have random noise, which decreases to 0. So
+edges are tried that expected counts hardly show, because few rows observe both of their ends.
 
-If values are missing, expected counts would hardly show how features depend that few rows observe
-together. So only pairs of observed values are counted, and starts differ in how much such pairs
-count: by the share of rows that observe them, by its square root, or as much as all others.
+If values are missing, the first trees are found from pairs of observed values only, and starts
+differ in how much such pairs count: by the share of rows that observe them, by its square root, or
+as much as all others.
 """
 
 from __future__ import annotations
@@ -25,28 +29,22 @@ Levels = NDArray[np.uint8]
 _SHARE_POWERS = (1.0, 0.5, 0.0)
 """Powers of the share of rows that observe a pair, by which its information is multiplied."""
 N_SHARE_POWERS = len(_SHARE_POWERS)
-_ROWS_PER_GROUPED_ROW = 16
-_NOISE = 0.5
-"""Standard deviation of the log-weights of pairs, in starts after the first of each power."""
 
 
-def draw_groups(levels: Levels, n_levels: Counts, n_groups: int, rng: RowRandom) -> Array:
-    """Draw small random groups of rows; return which rows they have, (n_samples, n_groups).
+def draw_components(levels: Levels, n_levels: Counts, posterior: Array, rng: RowRandom) -> Array:
+    """Draw the component of each row from its posterior; return indicators of the same shape.
 
-    One row in 16 is in a group; larger ones would be too alike for EM to tell them apart
-    soon. A single group has all rows. Rows with equal values have the same group, so groups do not
-    depend on the order of rows, nor on whether equal rows are repeated or counted, nor on which end
-    all levels are counted from.
+    Rows with equal values have the same draw. So the draws do not depend on the order of rows, nor
+    on whether equal rows are repeated or counted, nor on which end all levels are counted from.
     """
-    if n_groups == 1:
-        return np.ones((len(levels), 1))
-    stream = rng.stream("groups")
+    stream = rng.stream("components")
     highest = (n_levels - 1).astype(np.uint8)
     reversed_levels = np.where(levels == MISSING, levels, highest - levels)
     hashes = stream.hash_rows(_pad(levels)) + stream.hash_rows(_pad(reversed_levels))
-    groups = hashes % np.uint64(_ROWS_PER_GROUPED_ROW * n_groups)
-    is_in: NDArray[np.bool_] = groups[:, None] == np.arange(n_groups, dtype=np.uint64)
-    return is_in.astype(np.float64)
+    uniform = (hashes >> np.uint64(11)) * 2.0**-53
+    drawn = (uniform[:, None] >= posterior.cumsum(axis=1)[:, :-1]).sum(axis=1)
+    indicators: Array = np.eye(posterior.shape[1])[drawn]
+    return indicators
 
 
 def _pad(levels: Levels) -> NDArray[np.uint64]:
@@ -81,7 +79,12 @@ def add_observed_pairs(levels: Levels, weights: Array, n_levels: Counts, sums: A
 
 
 def find_start_tree(
-    counts: Array, pseudo_rows: Array, n_levels: Counts, start: int, rng: np.random.Generator | None
+    counts: Array,
+    pseudo_rows: Array,
+    n_levels: Counts,
+    start: int,
+    noise: float,
+    rng: np.random.Generator,
 ) -> tuple[Counts, Array]:
     """Return the parents and the tables of the tree of a group.
 
@@ -95,8 +98,8 @@ def find_start_tree(
         Number of levels of each feature, (n_features,).
     start
         Number of the start, which selects how much pairs count that few rows observe.
-    rng
-        Draws noise for the starts after the first ones; None for no noise.
+    noise, rng
+        Noise of the weights of edges; see `add_noise`.
     """
     firsts = np.cumsum(n_levels) - n_levels
     n_rows = np.add.reduceat(np.add.reduceat(counts, firsts, axis=0), firsts, axis=1)
@@ -104,18 +107,12 @@ def find_start_tree(
     # Features that are independent share about half their degrees of freedom by chance.
     chance = 0.5 * np.outer(n_levels - 1, n_levels - 1)
     total = np.maximum(sum_information(counts, n_levels, n_levels) - chance, 0.0)
-    weights = weight_pairs(total / np.maximum(n_rows, 1.0), n_rows, start, rng)
-    parents = find_maximum_spanning_tree(weights)
+    weights = weight_pairs(total / np.maximum(n_rows, 1.0), n_rows, start)
+    parents = find_maximum_spanning_tree(add_noise(weights, noise, rng))
     return parents, make_tables(counts, firsts, n_levels, parents)
 
 
-def weight_pairs(
-    information: Array,
-    n_rows: Array,
-    start: int,
-    rng: np.random.Generator | None,
-    noise: float = _NOISE,
-) -> Array:
+def weight_pairs(information: Array, n_rows: Array, start: int) -> Array:
     """Return the weights of pairs of features as edges of a tree, (n_features, n_features).
 
     Parameters
@@ -126,14 +123,14 @@ def weight_pairs(
         The number of these rows; on the diagonal, those that observe a feature.
     start
         Number of the start, which selects how much pairs count that few rows observe.
-    rng
-        Draws noise for the starts after the first ones; None for no noise.
-    noise
-        Its standard deviation.
     """
     share = n_rows / max(float(n_rows.diagonal().max()), 1.0)
     weights: Array = information * share ** _SHARE_POWERS[start % N_SHARE_POWERS]
-    if rng is not None and start >= N_SHARE_POWERS:
-        draws = np.triu(rng.standard_normal(weights.shape))
-        weights *= np.exp(noise * (draws + draws.T))
     return weights
+
+
+def add_noise(weights: Array, noise: float, rng: np.random.Generator) -> Array:
+    """Add normal noise with the standard deviation `noise` to the logarithm of each weight."""
+    draws = np.triu(rng.standard_normal(weights.shape), 1)
+    noisy: Array = weights * np.exp(noise * (draws + draws.T))
+    return noisy

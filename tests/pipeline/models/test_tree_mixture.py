@@ -34,7 +34,7 @@ from pipeline.models.trees.pair_counts import (
     drop_negligible,
 )
 from pipeline.models.trees.tree_mixture import TreeMixture, TreeMixtureParams
-from pipeline.models.trees.tree_starts import draw_groups
+from pipeline.models.trees.tree_starts import draw_components
 from pipeline.numerics.trees.dependence import (
     compute_table_correlation,
     compute_table_information,
@@ -450,19 +450,17 @@ def join_planes(planes: NDArray[np.uint8], sizes: tuple[int, ...]) -> Levels:
     return np.add.reduceat(planes, np.cumsum([0, *np.array(sizes[:-1]) - 1]), axis=1)
 
 
-def test_random_groups_depend_on_values_only() -> None:
+def test_drawn_components_depend_on_values_only() -> None:
     levels = np.random.default_rng(0).integers(0, 3, (4000, 9)).astype(np.uint8)
-    n_levels = np.full(9, 3)
-    groups = draw_groups(levels, n_levels, 4, RowRandom(1))
+    n_levels, posterior = np.full(9, 3), np.tile([0.1, 0.2, 0.7], (4000, 1))
+    drawn = draw_components(levels, n_levels, posterior, RowRandom(1))
     order = np.random.default_rng(1).permutation(len(levels))
-    np.testing.assert_array_equal(
-        draw_groups(levels[order], n_levels, 4, RowRandom(1)), groups[order]
-    )
-    np.testing.assert_array_equal(draw_groups(2 - levels, n_levels, 4, RowRandom(1)), groups)
-    assert (draw_groups(levels, n_levels, 4, RowRandom(2)) != groups).any()
-    np.testing.assert_allclose(groups.mean(axis=0), 1 / 64, atol=0.006)
-    assert groups.sum(axis=1).max() == 1
-    assert (draw_groups(levels, n_levels, 1, RowRandom(1)) == 1).all()
+    for own, expected in ((levels[order], drawn[order]), (2 - levels, drawn)):
+        again = draw_components(own, n_levels, posterior, RowRandom(1))
+        np.testing.assert_array_equal(again, expected)
+    assert (draw_components(levels, n_levels, posterior, RowRandom(2)) != drawn).any()
+    np.testing.assert_allclose(drawn.mean(axis=0), posterior[0], atol=0.03)
+    assert (drawn.sum(axis=1) == 1).all()
 
 
 def test_many_rows_are_sampled_for_starts_from_trees(monkeypatch: pytest.MonkeyPatch) -> None:
