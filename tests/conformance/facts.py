@@ -118,9 +118,6 @@ class Facts:
     follows_cause
         Whether a single component follows a single cause of all features and of the segment, in
         fits that do not maximize a likelihood.
-    hard_designs
-        Designs of missing values where a fit may stay below the truth: the default starts do not
-        always find the best optimum.
     single_precision
         Sums over rows that are accumulated in single precision.
     slow
@@ -153,7 +150,6 @@ class Facts:
     fit_off: float = 0.025
     truthful: Mapping[str, Any] | None = None
     follows_cause: bool = False
-    hard_designs: Collection[str] = ()
     single_precision: Collection[str] = ()
     slow: Collection[str] = ()
     n_levels: Sequence[int] = KINDS["binary"]

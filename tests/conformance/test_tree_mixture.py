@@ -58,8 +58,6 @@ FACTS = Facts(
     consistent={"n_components": 1},
     recovered=pairs_by_component,
     truthful={},
-    # A tree may join features that no row has both of, like a hidden variable.
-    hard_designs=("20 % missing", "two forms, 2 features link"),
     slow=(
         "test_a_fit_recovers_the_model_that_it_sampled",
         "test_a_warm_start_from_its_own_end_stays_there",

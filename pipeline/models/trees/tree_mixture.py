@@ -146,7 +146,11 @@ _IMPOSSIBLE = "The tables of the trees give a row the probability 0. Fit again."
 _SHORT_PASSES = 20  # of the features as independent, before the first trees
 _TREE_STARTS = 4  # starts from trees for each start from independent features
 _STARTS_PER_FINALIST = 3
-_DRAWN_PASSES = 72  # of starts from trees, in which components are drawn
+_DRAWN_PASSES = 60  # of starts from trees, in which components are drawn
+_FEWEST_PASSES = 12  # of starts from trees
+_STARTS_PER_NOISY = 4  # starts of a single tree, of which one has noise until the end
+_FIRST_NOISE = 0.5  # of the other starts of a single tree, after the first ones
+_MAX_FINALISTS = 8
 _FINALIST_PASSES = 60
 _EDGE_NOISE = 1.0  # at first, divided by the number of components
 _START_CELLS = 1 << 16  # pairs of planes that all starts from trees count at the same time
@@ -393,7 +397,8 @@ class TreeMixture(Mixture):
     def _count_tree_starts(self, n_planes: int, n_components: int) -> int:
         """Return the number of starts from trees, whose pairs are in memory at the same time."""
         n_at_once = _START_CELLS // (n_components * n_planes**2)
-        return max(1, min(_TREE_STARTS * self.starts, n_at_once))
+        n_starts = _TREE_STARTS * self.starts * (_STARTS_PER_NOISY if n_components == 1 else 1)
+        return max(1, min(n_starts, n_at_once))
 
     def _begin_tree_start(self, state: FitState, start: int) -> FitState:
         """Begin with the trees of random groups of rows, which the first pass counts."""
@@ -435,7 +440,7 @@ class TreeMixture(Mixture):
         starts: list[FitState] = []
         for kind, own in ranked.items():
             if kind == "trees":
-                n_finalists = -(-len(own) // _STARTS_PER_FINALIST)
+                n_finalists = min(-(-len(own) // _STARTS_PER_FINALIST), _MAX_FINALISTS)
                 is_finalist = {"is_finalist": np.array(True)}
                 starts += [
                     replace(
@@ -522,11 +527,24 @@ class TreeMixture(Mixture):
             working=working,
         )
 
+    def _count_drawn_passes(self, state: FitState) -> int:
+        """Return the passes of a start from trees in which edges are noisy.
+
+        Most starts of a single tree keep to the pairs that many rows observe.
+        """
+        is_single = len(state.params.weights) == 1
+        start = int(state.auxiliary["tree_start"])
+        return 1 if is_single and start % _STARTS_PER_NOISY != 1 else _DRAWN_PASSES
+
     def _choose_noise(self, state: FitState) -> float:
         """Return the noise of the weights of edges, which decreases to 0 while a start draws."""
         if not state.working.get("draws", False):
             return 0.0
-        return _EDGE_NOISE / len(state.params.weights) * (1 - len(state.history) / _DRAWN_PASSES)
+        n_passes, n_drawn = len(state.history), self._count_drawn_passes(state)
+        if n_drawn == 1:
+            is_noisy = n_passes == 0 and state.auxiliary["tree_start"] > _STARTS_PER_NOISY
+            return _FIRST_NOISE * is_noisy
+        return _EDGE_NOISE / len(state.params.weights) * max(1 - n_passes / n_drawn, 0.0)
 
     def _find_start_trees(
         self,
@@ -573,7 +591,7 @@ class TreeMixture(Mixture):
         if kind == "features":
             return replace(criterion, max_iter=min(self.max_iter, _SHORT_PASSES))
         if kind == "trees":
-            max_iter = min(self.max_iter, _DRAWN_PASSES)
+            max_iter = min(self.max_iter, max(self._count_drawn_passes(state), _FEWEST_PASSES))
             return replace(criterion, max_iter=max_iter, tol=-np.inf)  # it never converges
         if kind == "finalists":
             max_iter = min(self.max_iter, _FINALIST_PASSES)

@@ -43,8 +43,8 @@ def draw_components(levels: Levels, n_levels: Counts, posterior: Array, rng: Row
     hashes = stream.hash_rows(_pad(levels)) + stream.hash_rows(_pad(reversed_levels))
     uniform = (hashes >> np.uint64(11)) * 2.0**-53
     drawn = (uniform[:, None] >= posterior.cumsum(axis=1)[:, :-1]).sum(axis=1)
-    indicators: Array = np.eye(posterior.shape[1])[drawn]
-    return indicators
+    is_drawn: NDArray[np.bool_] = drawn[:, None] == np.arange(posterior.shape[1])
+    return is_drawn.astype(np.float64)
 
 
 def _pad(levels: Levels) -> NDArray[np.uint64]:

@@ -39,10 +39,7 @@ def test_a_fit_is_not_below_the_truth(
     design: str,
     n_components: int,
     fitted_components: int | None,
-    request: pytest.FixtureRequest,
 ) -> None:
-    if design in facts.hard_designs:
-        request.applymarker(pytest.mark.xfail(reason="the starts may miss the best optimum"))
     offered(facts, HasLogLikelihood, CanSample)
     if facts.truthful is None:
         pytest.skip("the model does not maximize its likelihood")
