@@ -147,6 +147,7 @@ _SHORT_PASSES = 20  # of the features as independent, before the first trees
 _TREE_STARTS = 4  # starts from trees for each start from independent features
 _STARTS_PER_FINALIST = 3
 _DRAWN_PASSES = 60  # of starts from trees, in which components are drawn
+_GROUPED_SHARE = 1 / 16  # of rows in the first groups; larger ones would be too alike
 _FEWEST_PASSES = 12  # of starts from trees
 _STARTS_PER_NOISY = 4  # starts of a single tree, of which one has noise until the end
 _FIRST_NOISE = 0.5  # of the other starts of a single tree, after the first ones
@@ -543,8 +544,8 @@ class TreeMixture(Mixture):
         n_passes, n_drawn = len(state.history), self._count_drawn_passes(state)
         if n_drawn == 1:
             is_noisy = n_passes == 0 and state.auxiliary["tree_start"] > _STARTS_PER_NOISY
-            return _FIRST_NOISE * is_noisy
-        return _EDGE_NOISE / len(state.params.weights) * max(1 - n_passes / n_drawn, 0.0)
+            return _FIRST_NOISE if is_noisy else 0.0
+        return float(_EDGE_NOISE / len(state.params.weights) * max(1 - n_passes / n_drawn, 0.0))
 
     def _find_start_trees(
         self,
@@ -768,7 +769,8 @@ def _run_e_step(
         if counts_observed or draws or not _is_binary_and_complete(params, part):
             levels = read_levels(params, part)
         if draws and levels is not None:
-            posterior = draw_components(levels, n_levels, posterior, rng)
+            share = _GROUPED_SHARE if counts_observed else 1.0
+            posterior = draw_components(levels, n_levels, posterior, rng, share)
         weights = drop_negligible(posterior)
         if part.row_weights is not None:
             weights *= part.row_weights[:, None]

@@ -31,20 +31,23 @@ _SHARE_POWERS = (1.0, 0.5, 0.0)
 N_SHARE_POWERS = len(_SHARE_POWERS)
 
 
-def draw_components(levels: Levels, n_levels: Counts, posterior: Array, rng: RowRandom) -> Array:
+def draw_components(
+    levels: Levels, n_levels: Counts, posterior: Array, rng: RowRandom, share: float = 1.0
+) -> Array:
     """Draw the component of each row from its posterior; return indicators of the same shape.
 
-    Rows with equal values have the same draw. So the draws do not depend on the order of rows, nor
-    on whether equal rows are repeated or counted, nor on which end all levels are counted from.
+    A random `share` of the rows has a component, the others none. Rows with equal values have the
+    same draw. So the draws do not depend on the order of rows, nor on whether equal rows are
+    repeated or counted, nor on which end all levels are counted from.
     """
     stream = rng.stream("components")
     highest = (n_levels - 1).astype(np.uint8)
     reversed_levels = np.where(levels == MISSING, levels, highest - levels)
     hashes = stream.hash_rows(_pad(levels)) + stream.hash_rows(_pad(reversed_levels))
-    uniform = (hashes >> np.uint64(11)) * 2.0**-53
+    uniform = (hashes >> np.uint64(11)) * 2.0**-53 / share
     drawn = (uniform[:, None] >= posterior.cumsum(axis=1)[:, :-1]).sum(axis=1)
     is_drawn: NDArray[np.bool_] = drawn[:, None] == np.arange(posterior.shape[1])
-    return is_drawn.astype(np.float64)
+    return (is_drawn & (uniform[:, None] < 1)).astype(np.float64)
 
 
 def _pad(levels: Levels) -> NDArray[np.uint64]:
