@@ -144,19 +144,19 @@ Levels = NDArray[np.uint8]
 _BATCH_WORDS = 64  # rows whose indicators are in memory at once: 4,096
 _IMPOSSIBLE = "The tables of the trees give a row the probability 0. Fit again."
 _SHORT_PASSES = 20  # of the features as independent, before the first trees
-_TREE_STARTS = 4  # starts from trees for each start from independent features
+_TREE_STARTS = 3  # starts from trees for each start from independent features
 _STARTS_PER_FINALIST = 3
-_DRAWN_PASSES = 60  # of starts from trees, in which components are drawn
+_DRAWN_PASSES, _NOISY_PASSES = 150, 60  # of starts from trees; the latter of a single tree
 _GROUPED_SHARE = 1 / 16  # of rows in the first groups; larger ones would be too alike
 _FEWEST_PASSES = 12  # of starts from trees
 _STARTS_PER_NOISY = 4  # starts of a single tree, of which one has noise until the end
 _FIRST_NOISE = 0.5  # of the other starts of a single tree, after the first ones
 _MAX_FINALISTS = 8
 _FINALIST_PASSES = 60
-_EDGE_NOISE = 1.0  # at first, divided by the number of components
+_EDGE_NOISE, _MAX_NOISE = 2.0, 1.0  # at first; the former divided by the number of components
 _START_CELLS = 1 << 16  # pairs of planes that all starts from trees count at the same time
 _COMPARED_PASSES = 9  # of the best starts of both kinds
-_TREE_PERIOD = 3  # passes from one search for the trees to the next
+_TREE_PERIOD = 3  # passes from one search for the trees to the next, if none is drawn
 MAX_SQUARE_FEATURES = 2000
 """Most planes of a single tree whose pairs are counted in one table; more are counted in strips."""
 _MIN_SMOOTHING = 1e-6  # keeps probabilities above 0 for up to 1e9 rows
@@ -239,7 +239,7 @@ class TreeMixture(Mixture):
     smoothing
         Number of pseudo-rows added to every component; their features are independent.
     starts
-        Number of short runs from mixtures of independent features. Four times as many begin with
+        Number of short runs from mixtures of independent features. Three times as many begin with
         the trees of random groups of rows, or fewer if there are many features.
     max_iter
         Maximum number of passes, for each start and number of components.
@@ -520,7 +520,9 @@ class TreeMixture(Mixture):
         parents, tables = map(np.stack, zip(*found, strict=True))
         n_passes = len(state.history) + 1 + int(state.auxiliary.get("phase", 0))
         keeps_trees = self.get_start_kind(state) == "features" or bool(state.auxiliary["is_wide"])
-        finds_trees = np.array(not keeps_trees and n_passes % _TREE_PERIOD == 0)
+        draws = bool(state.working.get("draws", False)) and len(parents) > 1
+        is_due = draws or n_passes % _TREE_PERIOD == 0
+        finds_trees = np.array(not keeps_trees and is_due)
         working = {**state.working, "finds_trees": finds_trees, "counts_observed": np.array(False)}
         return replace(
             state,
@@ -535,7 +537,9 @@ class TreeMixture(Mixture):
         """
         is_single = len(state.params.weights) == 1
         start = int(state.auxiliary["tree_start"])
-        return 1 if is_single and start % _STARTS_PER_NOISY != 1 else _DRAWN_PASSES
+        if not is_single:
+            return _DRAWN_PASSES
+        return _NOISY_PASSES if start % _STARTS_PER_NOISY == 1 else 1
 
     def _choose_noise(self, state: FitState) -> float:
         """Return the noise of the weights of edges, which decreases to 0 while a start draws."""
@@ -545,7 +549,8 @@ class TreeMixture(Mixture):
         if n_drawn == 1:
             is_noisy = n_passes == 0 and state.auxiliary["tree_start"] > _STARTS_PER_NOISY
             return _FIRST_NOISE if is_noisy else 0.0
-        return float(_EDGE_NOISE / len(state.params.weights) * max(1 - n_passes / n_drawn, 0.0))
+        noise = min(_EDGE_NOISE / len(state.params.weights), _MAX_NOISE)
+        return float(noise * max(1 - n_passes / n_drawn, 0.0))
 
     def _find_start_trees(
         self,
