@@ -1284,8 +1284,8 @@ class TreeMixture(WeightedModelEstimator):
     smoothing
         Number of pseudo-rows added to every component; their features are independent.
     starts
-        Number of short runs from mixtures of independent features. Four times as many begin
-        with the trees of random groups of rows, or fewer if there are many features.
+        Number of short runs from mixtures of independent features. Three times as many
+        begin with the trees of random groups of rows, or fewer if there are many features.
     max_iter
         Maximum number of passes, for each start and number of components.
     tol
