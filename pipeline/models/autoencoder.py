@@ -12,8 +12,8 @@ describes the steps. Passes are scored on clean rows, minus the penalty.
 
 Missing values are left out of the score, and count as the mean of their feature in Wᵀx. Codes of
 rows with many missing values are therefore nearer to each other than codes of rows with few. If
-values are missing, weights start from factors of the correlations of pairs: otherwise units may
-point one way in features of one test form, and the other way in those of another form.
+values are missing, weights start from factors of the correlations of pairs. Otherwise, the same
+cause may turn a unit on in one test form, and off in another.
 
 =========  ==============  ===========================
 symbol     field           shape

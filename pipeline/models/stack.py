@@ -15,8 +15,7 @@ well the trained layers reconstruct clean rows. `pretrain=0` skips the first L s
 from random weights.
 
 Missing values are left out of the score, and count as the mean of their feature in W_1ᵀx.
-If values are missing, weights start from factors of the correlations of pairs, as those of
-autoencoders do.
+If values are missing, weights start from factors of the correlations of pairs, see `autoencoder`.
 
 ========  =================  ==============================================
 symbol    field              shape

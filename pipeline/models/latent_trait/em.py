@@ -1098,7 +1098,7 @@ def use_last_lattice(state: FitState) -> FitState:
         return state
     decay = _LATTICE_DECAY[min(state.params.weights.shape[1], 2)]
     needed = math.log(float(state.auxiliary["weight"]) / MAX_INTEGRATION_ERROR)
-    stretch = min(1.0, (decay / needed) ** (1 / 1.3))
+    stretch = (decay / max(decay, needed)) ** (1 / 1.3)
     return replace(state, working={**state.working, "stretch": np.array(stretch)})
 
 

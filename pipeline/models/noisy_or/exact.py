@@ -191,7 +191,7 @@ def _compute_inputs(params: NoisyOrParams, layer: int, states: Bits) -> Array:
 
 
 def _sum_layers(params: NoisyOrParams, sums: StateSums, max_states: int) -> list[StateSums]:
-    """Return the sums by state of each hidden layer, given those of the lowest one."""
+    """Return the sums of the E-step of each hidden layer, given the sums of the lowest layer."""
     sums_by_layer = [sums]
     for layer in range(1, len(params.weights)):
         states, times = choose_states(params.sizes[layer], max_states), sums_by_layer[-1].rows

@@ -13,8 +13,8 @@ whose fixed points maximize the likelihood under Beta(α, β) priors of f.
 
 If no layer has more than 12 hidden units, the sums are expectations over all states of the units
 (`exact.py`), and the fit is EM, accelerated by SQUAREM. Its objective is the exact log-likelihood.
-In layers of more units, of which hardly ever more than a few are on, the sums are over the states
-with few units on, and the objective is a lower bound that is close.
+In wider layers, if hardly any row needs more than a few units, the sums are over the states with
+few units on, and the objective is a lower bound that is close.
 Otherwise, the units are drawn by Gibbs sampling (eqs 6 and 7; a flip changes u of the units below
 by ±w). A pass is then scored by log P(x) of a tenth of the rows, at most 500, which are held out if
 there are at least 1,000 rows.
