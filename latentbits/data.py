@@ -202,9 +202,9 @@ def _write_tables(
     from storage import open_dataset as open_stored  # Zarr is slow to import
     from storage.dataset.writer import create_dataset
     from storage.errors import DataError
-    from storage.stores.locations import parse_path
+    from storage.stores.locations import DATASET_FORMAT, is_free_target, parse_path
 
-    if parse_path(path).exists():
+    if not is_free_target(parse_path(path), DATASET_FORMAT):
         raise DataError(f"{path} already exists. Choose another path.")
     options: dict[str, Any] = {"columns": columns, "expected_rows": n_rows}
     with create_dataset(path, feature_names, feature_levels=feature_levels, **options) as writer:

@@ -77,8 +77,7 @@ from storage.stores.locations import (
     clear_folder,
     delete_tree,
     has_format,
-    is_unfinished,
-    list_children,
+    is_free_target,
     lock_folder,
     open_group,
     parse_path,
@@ -108,6 +107,8 @@ def create_dataset(
     overwrite: bool = False,
 ) -> Iterator[DatasetWriter]:
     """Write a new dataset; an error inside the `with` block leaves nothing behind.
+
+    An interrupt leaves the mark of an unfinished dataset, which the next writer replaces.
 
     Parameters
     ----------
@@ -164,10 +165,13 @@ def create_dataset(
             yield writer
             if holds():
                 writer.finish()
-        except BaseException:
-            with suppress(DataError):
-                if holds():
+        except BaseException as error:
+            with suppress(OSError, DataError):
+                if holds() and isinstance(error, Exception):
                     delete_tree(folder)
+                elif holds():
+                    # Zarr may still be writing after an interrupt; the mark tells what it leaves.
+                    clear_folder(folder, keep_mark=True)
             raise
         if replaces and holds():
             replace_folder(folder, target)
@@ -184,7 +188,7 @@ def check_dataset_target(path: AnyPath, overwrite: bool) -> bool:
     if target.exists() and not target.is_dir():
         raise _make_taken_error(target, overwrite)
     check_outside_datasets(target)
-    replaces = bool(list_children(target)) and not is_unfinished(target, DATASET_FORMAT)
+    replaces = not is_free_target(target, DATASET_FORMAT)
     if replaces and not (overwrite and has_format(target, DATASET_FORMAT)):
         raise _make_taken_error(target, overwrite)
     return replaces

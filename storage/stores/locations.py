@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from storage.errors import DataError, FolderInUseError, StoreUnreachableError
 from storage.stores.locks import LOCK_SUFFIX, Lock, LockedError
 from storage.stores.object_path import (
+    FORMAT_MARK,
     ObjectPath,
     ObjectVersion,
     StoredObject,
@@ -83,11 +84,13 @@ def list_children(folder: AnyPath) -> list[Any]:
 
 
 def delete_tree(folder: AnyPath) -> None:
-    """Delete a folder and its contents."""
+    """Delete a folder and its contents, its format mark last."""
     if isinstance(folder, ObjectPath):
         folder.delete_tree()
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
+        return
+    with suppress(OSError):
+        clear_folder(folder, keep_mark=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_text(path: AnyPath, text: str) -> None:
@@ -126,9 +129,9 @@ def check_target_folder(target: AnyPath, kind: str, overwrite: bool) -> None:
     path is taken or inside a dataset, or its name has the suffix of a file.
     """
     check_folder_name(target)
-    empty = target.is_dir() and not list_children(target)
+    is_free = is_free_target(target, kind)
     check_outside_datasets(target)  # after a request that reports an unreachable store
-    if not target.exists() or empty or is_unfinished(target, kind):
+    if is_free:
         return
     if not overwrite:
         raise DataError(f"{target} already exists. Use {{overwrite}} to replace it.")
@@ -220,13 +223,29 @@ def _lock_local_folder(folder: Path) -> Lock | None:
     return None
 
 
-def clear_folder(folder: AnyPath) -> None:
-    """Delete a folder's contents, but not the folder, which may be locked."""
+def clear_folder(folder: AnyPath, keep_mark: bool = False) -> None:
+    """Delete a folder's contents, the format mark last, but not the folder, which may be locked.
+
+    With `keep_mark` the mark stays, so that a later writer may replace the folder.
+    """
     if isinstance(folder, ObjectPath):
-        folder.delete_tree()
+        folder.delete_tree(keep_mark)
         return
-    for entry in list_children(folder):
+    entries = [entry for entry in list_children(folder) if entry.name != FORMAT_MARK]
+    for entry in sorted(entries, key=lambda entry: entry.name != MANIFEST_NAME):
         shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+    if not keep_mark:
+        (folder / FORMAT_MARK).unlink(missing_ok=True)
+
+
+def is_free_target(target: AnyPath, kind: str) -> bool:
+    """Return whether a path is free, or holds the remains of an interrupted writer of this kind."""
+    if not target.is_dir():
+        return not target.exists()
+    # Zarr writes the format mark under another name first.
+    names = (entry.name for entry in list_children(target))
+    is_partial = (name.startswith("zarr.") and name.endswith(".partial") for name in names)
+    return all(is_partial) or is_unfinished(target, kind)
 
 
 def is_unfinished(folder: AnyPath, kind: str) -> bool:
@@ -237,7 +256,7 @@ def is_unfinished(folder: AnyPath, kind: str) -> bool:
 def has_format(folder: AnyPath, kind: str) -> bool:
     """Return whether the folder was created for this format, complete or not."""
     try:
-        group = json.loads((folder / "zarr.json").read_text(encoding="utf-8"))
+        group = json.loads((folder / FORMAT_MARK).read_text(encoding="utf-8"))
         is_same: bool = group.get("attributes", {}).get("format") == kind
     except StoreUnreachableError:
         raise

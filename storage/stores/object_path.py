@@ -23,6 +23,8 @@ from storage.stores.object_store import (
 if TYPE_CHECKING:
     import zarr.storage
 
+FORMAT_MARK = "zarr.json"
+"""Object or file that states the format of a folder: written first and deleted last."""
 CONCURRENT_REQUESTS = 16
 """Number of concurrent requests: each waits long and computes little."""
 
@@ -226,9 +228,13 @@ class ObjectPath:
         """Delete the object."""
         self._delete([self.key])
 
-    def delete_tree(self) -> None:
-        """Delete everything below, manifests first, so that the rest never looks complete."""
-        for keys in filter(None, self._split_manifests()):
+    def delete_tree(self, keep_mark: bool = False) -> None:
+        """Delete everything below: manifests first, so that the rest never looks complete.
+
+        The format mark, which tells what the rest is, comes last, or stays.
+        """
+        manifests, others, marks = self._list_by_role()
+        for keys in filter(None, (manifests, others, [] if keep_mark else marks)):
             self._delete(keys)
 
     def _delete(self, keys: Sequence[str]) -> None:
@@ -245,20 +251,22 @@ class ObjectPath:
                     delete(store, key)
 
     def copy_tree(self, target: ObjectPath) -> None:
-        """Copy everything below within the store, manifests last."""
+        """Copy everything below within the store: the format mark first, manifests last."""
         from obstore import copy
 
         store = open_bucket(self.root)
-        manifests, others = self._split_manifests()
+        manifests, others, marks = self._list_by_role()
         with translate_store_errors(self), ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
-            for keys in (others, manifests):
+            for keys in (marks, others, manifests):
                 names = [target.key + key.removeprefix(self.key) for key in keys]
                 list(pool.map(copy, [store] * len(keys), keys, names))
 
-    def _split_manifests(self) -> tuple[list[str], list[str]]:
-        keys = self.list_keys()
+    def _list_by_role(self) -> tuple[list[str], list[str], list[str]]:
+        """List the manifests below, all other objects, and the format mark."""
+        keys, mark = self.list_keys(), f"{self.key}/{FORMAT_MARK}"
         manifests = [key for key in keys if key.endswith("/manifest.json")]
-        return manifests, [key for key in keys if not key.endswith("/manifest.json")]
+        others = [key for key in keys if not key.endswith("/manifest.json") and key != mark]
+        return manifests, others, [key for key in keys if key == mark]
 
     def open_zarr_store(self) -> zarr.storage.ObjectStore[Any]:
         """Return a Zarr store that is limited to this path."""

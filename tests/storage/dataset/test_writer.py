@@ -345,8 +345,12 @@ def test_an_error_while_creating_leaves_things_as_they_were(
     with pytest.raises(error), create_dataset(path, ["a", "b"], **options) as writer:  # noqa: PT012
         writer.add(ArrayBatch(random_bits(500, 2)))
         raise error
-    assert files_of(tmp_path) == before
-    assert path.exists() == overwrite
+    after = files_of(tmp_path)
+    if error is Stop:  # Zarr may still be writing, so the mark of a dataset stays
+        place = ".data.zarr.replacing" if overwrite else "data.zarr"
+        assert b"latentbits-dataset" in after.pop(f"{place}/zarr.json")
+    assert after == before
+    assert path.exists() == (overwrite or error is Stop)
 
 
 @pytest.mark.parametrize("error", [OSError, Stop])
@@ -490,6 +494,42 @@ def test_overwriting_replaces_the_dataset_and_nothing_else(tmp_path: Path) -> No
 
 def test_an_empty_folder_is_a_new_path(tmp_path: Path) -> None:
     write_head(tmp_path).verify()
+
+
+def test_what_zarr_writes_after_an_interrupt_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "data.zarr"
+    with pytest.raises(KeyboardInterrupt), create_dataset(path, feature_names(2)) as writer:
+        writer.add(ArrayBatch(TWO))
+        raise KeyboardInterrupt
+    (path / "bits/c/0").mkdir(parents=True)
+    (path / "bits/c/0/0").write_bytes(b"late")
+    assert write_dataset(path, TWO).n_rows == 2
+    fill_folder(other := tmp_path / "other.zarr")
+    with pytest.raises(DataError, match="is not a dataset, so it is not replaced"):
+        write_dataset(other, TWO, overwrite=True)
+
+
+def test_a_deletion_that_is_interrupted_leaves_the_format_mark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "data.zarr"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        with create_dataset(path, feature_names(2), words_per_chunk=1) as writer:
+            writer.add(ArrayBatch(np.tile(TWO, (100, 1))))
+            patch.setattr("shutil.rmtree", interrupt)
+            raise ValueError
+    assert {"bits", "zarr.json"} <= {entry.name for entry in path.iterdir()}
+    assert write_dataset(path, TWO).n_rows == 2
+
+
+def interrupt(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_mark_that_is_half_written_is_replaced(tmp_path: Path) -> None:
+    (path := tmp_path / "data.zarr").mkdir()
+    (path / f"zarr.{'0' * 32}.partial").write_text("{")
+    assert write_dataset(path, TWO).n_rows == 2
 
 
 TRUTH = {"truth": {"mixing": [[0.1, -1e-300], [2.0, 3.0]], "by": "ü", "none": None}}

@@ -105,6 +105,38 @@ def test_overwriting_replaces_the_dataset_once_the_new_is_whole(bucket):
     assert [place.name for place in folder.parent.iterdir()] == ["d.zarr"]
 
 
+def test_the_remains_of_an_interrupted_writer_are_replaced(bucket, monkeypatch):
+    folder, X = parse_path(f"{bucket}/d.zarr"), random_bits(200, 4)
+    with pytest.raises(KeyboardInterrupt), _replacing(folder) as writer:  # noqa: PT012
+        writer.add(ArrayBatch(X))
+        raise KeyboardInterrupt
+    (folder / "bits/c/0/0").write_bytes(b"late")
+    write_dataset(folder, X)
+
+    for function, n_calls in (("obstore.delete", 1), ("obstore.copy", 2)):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            interrupt_call(patch, function, n_calls)
+            write_dataset(folder, X, overwrite=True)
+        # The claim, whose deletion may have been interrupted, is of this process.
+        (folder.parent / ".d.zarr.claim").unlink()
+        assert write_dataset(folder, X).n_rows == 200
+
+
+def interrupt_call(patch: pytest.MonkeyPatch, name: str, n_calls: int):
+    """Let a function of obstore work that often, and then interrupt."""
+    import obstore
+
+    function, calls = getattr(obstore, name.partition(".")[2]), []
+
+    def call(*arguments):
+        calls.append(arguments)
+        if len(calls) > n_calls:
+            raise KeyboardInterrupt
+        return function(*arguments)
+
+    patch.setattr(name, call)
+
+
 def _replacing(folder: AnyPath):
     return create_dataset(folder, feature_names(4), words_per_chunk=1, overwrite=True)
 
