@@ -498,7 +498,7 @@ def test_an_empty_folder_is_a_new_path(tmp_path: Path) -> None:
 
 def test_what_zarr_writes_after_an_interrupt_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "data.zarr"
-    with pytest.raises(KeyboardInterrupt), create_dataset(path, feature_names(2)) as writer:
+    with pytest.raises(KeyboardInterrupt), create_dataset(path, feature_names(2)) as writer:  # noqa: PT012
         writer.add(ArrayBatch(TWO))
         raise KeyboardInterrupt
     (path / "bits/c/0").mkdir(parents=True)
@@ -513,11 +513,16 @@ def test_a_deletion_that_is_interrupted_leaves_the_format_mark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "data.zarr"
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+
+    def fail() -> None:
         with create_dataset(path, feature_names(2), words_per_chunk=1) as writer:
             writer.add(ArrayBatch(np.tile(TWO, (100, 1))))
-            patch.setattr("shutil.rmtree", interrupt)
             raise ValueError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            fail()
     assert {"bits", "zarr.json"} <= {entry.name for entry in path.iterdir()}
     assert write_dataset(path, TWO).n_rows == 2
 
