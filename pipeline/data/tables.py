@@ -429,6 +429,12 @@ def apply_binarization_rule(
     if isinstance(rule, Mapping):
         codes = {key: np.nan if code is None else code for key, code in rule.items()}
         flat = [codes.get(v, np.nan if _is_missing(v) else np.inf) for v in data.ravel().tolist()]
+        if {0, 1} & {key for key, code in rule.items() if code is None}:
+            # Python takes False for 0, but a missing 0 is not False.
+            are_bits = {key for key in rule if isinstance(key, bool)}
+            for place, value in enumerate(data.ravel().tolist()):
+                if isinstance(value, bool) and np.isnan(flat[place]) and value not in are_bits:
+                    flat[place] = np.inf
         bits = np.array(flat, np.float64).reshape(values.shape)
         expected = ", ".join(map(repr, rule))
     else:

@@ -205,9 +205,9 @@ def make_number_batch(
         return [str(value) for value in values[rows, feature]]
 
     def read(feature: int) -> NDArray[np.float32]:
-        own = values[:, feature].astype(np.float64)
+        own = values[:, feature]
         if observed is not None:
-            own[observed[:, feature] == 0] = np.nan
+            own = np.where(observed[:, feature] == 0, np.nan, own)
         return store_numbers(
             own,
             source.options,

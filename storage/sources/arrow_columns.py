@@ -23,8 +23,9 @@ from storage.sources.value_codes import (
     ValueCodes,
     ValueMap,
     encode_numbers,
+    encode_tokens,
+    is_missing,
     parse_float,
-    parse_number,
     store_numbers,
 )
 
@@ -106,11 +107,14 @@ def read_numbers(
     number.
     """
     values = _parse_numbers(column, options)
-    return store_numbers(values, options, lambda row: str(column[row].as_py()), format_place)
+    numbers = store_numbers(values, options, lambda row: str(column[row].as_py()), format_place)
+    if column.null_count:
+        numbers[column.is_null().to_numpy(zero_copy_only=False)] = np.nan
+    return numbers
 
 
-def _parse_numbers(column: pa.Array, options: ReadOptions) -> NDArray[np.float64]:
-    """Return numbers, NaN if missing, infinity if a text is no number."""
+def _parse_numbers(column: pa.Array, options: ReadOptions) -> NDArray[Any]:
+    """Return numbers or booleans, infinity if a text is no number; null may be any number."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if is_text(column.type):
@@ -124,7 +128,12 @@ def _parse_numbers(column: pa.Array, options: ReadOptions) -> NDArray[np.float64
             texts = ("nan" if text is None else text for text in plain.to_pylist())
             numbers = (parse_float(text) for text in texts)
             return np.array([np.inf if number is None else number for number in numbers])
-    values: NDArray[np.float64] = column.cast(pa.float64()).fill_null(np.nan).to_numpy()
+    if pa.types.is_boolean(column.type):
+        booleans: NDArray[np.bool_] = column.fill_null(False).to_numpy(zero_copy_only=False)
+        return booleans
+    if not pa.types.is_float32(column.type):  # which missing numbers are compared with as such
+        column = column.cast(pa.float64())
+    values: NDArray[Any] = column.fill_null(np.nan).to_numpy()
     return values
 
 
@@ -163,50 +172,14 @@ def _encode_number_column(
     return codes
 
 
-def encode_tokens(
-    tokens: Sequence[str | None], options: ReadOptions, value_map: ValueMap | None = None
-) -> ValueCodes:
-    """Encode words: missing tokens, numbers, true and false; anything else is INVALID."""
-    if value_map is not None:
-        return np.array([_encode_by_map(token, options, value_map) for token in tokens], np.uint8)
-    numbers = [_parse_token(token, options) for token in tokens]
-    unreadable = [number is None for number in numbers]
-    values = np.array([0.0 if number is None else number for number in numbers])
-    codes = encode_numbers(values, options)
-    codes[unreadable] = INVALID
-    return codes
-
-
-def _encode_by_map(token: str | None, options: ReadOptions, value_map: ValueMap) -> int:
-    """Encode a word with a map, which takes precedence over missing tokens."""
-    code = None if token is None else value_map.find_code(token)
-    if code is not None:
-        return code
-    return MISSING if is_missing(token, options) else INVALID
-
-
-def is_missing(token: str | None, options: ReadOptions) -> bool:
-    """Return whether a word means that there is no value."""
-    if token is None or token.strip().lower() in MISSING_TOKENS:
-        return True
-    number = parse_float(token)
-    return token.strip() in options.missing or number in options.missing_numbers
-
-
-def _parse_token(token: str | None, options: ReadOptions) -> float | None:
-    """Parse a word; NaN means missing, None that it is not a number."""
-    if token is None or is_missing(token, options):
-        return float("nan")
-    return parse_number(token)
-
-
 def make_csv_word_options(options: ReadOptions, value_map: ValueMap | None) -> dict[str, list[str]]:
     """Return options for Arrow's CSV reader: the words to read as bits and as missing."""
-    return {
-        "null_values": _list_missing_words(options, value_map),
-        "true_values": _TRUE_WORDS if value_map is None else _list_words(value_map, 1),
-        "false_values": _FALSE_WORDS if value_map is None else _list_words(value_map, 0),
-    }
+    bits = (_TRUE_WORDS, _FALSE_WORDS)
+    if value_map is not None:
+        bits = _list_words(value_map, 1), _list_words(value_map, 0)
+    true, false = ([w for w in words if not options.is_declared_missing(w)] for words in bits)
+    missing = _list_missing_words(options, value_map)
+    return {"null_values": missing, "true_values": true, "false_values": false}
 
 
 def _list_missing_words(options: ReadOptions, value_map: ValueMap | None) -> list[str]:
@@ -215,7 +188,7 @@ def _list_missing_words(options: ReadOptions, value_map: ValueMap | None) -> lis
     mapped = [
         word for value in (value_map.words if value_map else ()) for word in _list_spellings(value)
     ]
-    return sorted({*usual, "NaN", *options.missing} - {*mapped})
+    return sorted(({*usual, "NaN"} - {*mapped}) | {*options.missing})
 
 
 def _list_words(value_map: ValueMap, code: int) -> list[str]:

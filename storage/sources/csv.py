@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -14,7 +14,7 @@ import pyarrow.compute
 import pyarrow.csv
 
 from storage.errors import DataError
-from storage.sources.arrow_columns import encode_tokens, make_csv_word_options, make_table_batch
+from storage.sources.arrow_columns import make_csv_word_options, make_table_batch
 from storage.sources.base import (
     Source,
     SourceBatch,
@@ -26,6 +26,7 @@ from storage.sources.value_codes import (
     INVALID,
     ReadOptions,
     ValueMap,
+    encode_tokens,
     find_map,
 )
 
@@ -69,11 +70,11 @@ class CsvSource(Source):
 
     def _parse(self, block: bytes, first_row: int) -> tuple[pa.Table, ReadOptions]:
         """Return the values and the options still to apply: Arrow may have applied the map."""
-        if (types := self._fast_types) is not None:
+        types = self._fast_types
+        if types is not None and not _has_odd_numbers(block, types.values()):
             with suppress(pa.ArrowInvalid):
-                needs_maps = pa.int16() in types.values() or self.options.has_continuous
-                options = self.options if needs_maps else self._unmapped_options
-                return self._read(types, block), options
+                are_bits = {*types.values()} == {pa.bool_()}
+                return self._read(types, block), ReadOptions() if are_bits else self.options
         try:
             return self._read(dict.fromkeys(self.feature_names, pa.string()), block), self.options
         except pa.ArrowInvalid as error:
@@ -89,19 +90,19 @@ class CsvSource(Source):
         return self.options.find_common_map(self.feature_names)[1]
 
     @cached_property
-    def _unmapped_options(self) -> ReadOptions:
-        """The options after Arrow has applied the common map."""
-        return replace(self.options, maps=(), feature_maps={})
-
-    @cached_property
     def _fast_types(self) -> dict[str, pa.DataType] | None:
-        """Types of the features that Arrow can parse by itself; None if it has to read text."""
+        """Types of the features that Arrow can parse by itself; None if it has to read text.
+
+        If all are bits, Arrow also applies the map and finds missing values.
+        """
         is_common, value_map = self.options.find_common_map(self.feature_names)
         if is_common and (value_map is None or {*value_map.words.values()} == {0, 1}):
             kind = pa.bool_() if self.options.threshold is None else pa.float64()
             return dict.fromkeys(self.feature_names, kind)
         types = {name: _find_type(self.options.find_map(name)) for name in self.feature_names}
-        return None if None in types.values() else types
+        # A column of bits would no longer tell which of its words was the missing one.
+        are_bits_missing = any(word.lower() in ("true", "false") for word in self.options.missing)
+        return None if None in types.values() or are_bits_missing else types
 
     def _read(
         self,
@@ -142,6 +143,12 @@ class CsvSource(Source):
                     f"{self.format_row_place(row)}, column {name!r}: there is a line break inside "
                     "quotes. Close the quote, or remove the break."
                 )
+
+
+def _has_odd_numbers(block: bytes, types: Collection[pa.DataType]) -> bool:
+    """Return whether Arrow may read texts as numbers that `parse_float` does not take for any."""
+    odd = {pa.int16(): (b"0x", b"0X"), pa.float64(): (b"nfinity", b"NFINITY")}
+    return any(word in block for kind, words in odd.items() if kind in types for word in words)
 
 
 def _find_type(value_map: ValueMap | None) -> pa.DataType | None:

@@ -274,7 +274,8 @@ def _iter_parquet_batches(path: str, layout: _FileColumns) -> Iterator[pa.Record
     with pa.parquet.ParquetFile(path, memory_map=True, **options) as file:
         batches = file.iter_batches(_BATCH_LINES, columns=layout.file_columns)
         yield from map_on_all_cpus(
-            lambda run: layout.convert_columns(_merge_batches(run)), _group_batches(batches)
+            lambda run: layout.convert_columns(_merge_batches(run, layout.columns.value)),
+            _group_batches(batches),
         )
 
 
@@ -290,12 +291,22 @@ def _group_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.Record
         yield run
 
 
-def _merge_batches(run: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Merge batches; booleans become numbers, so that a map can still invert them."""
+def _merge_batches(run: Sequence[pa.RecordBatch], value: str | None) -> pa.RecordBatch:
+    """Merge batches.
+
+    Booleans become 0 and 1; those in the column of values become words, to which maps and missing
+    texts still apply.
+    """
     table = pa.Table.from_batches(run)
     kinds = (pa.int8() if pa.types.is_boolean(f.type) else f.type for f in table.schema)
-    table = table.cast(pa.schema(list(zip(table.schema.names, kinds, strict=True))))
-    return table.unify_dictionaries().combine_chunks().to_batches()[0]
+    names, words = table.schema.names, pa.array(["false", "true"])
+    are_words = value is not None and pa.types.is_boolean(table.schema.field(value).type)
+    table = table.cast(pa.schema(list(zip(names, kinds, strict=True))))
+    batch = table.unify_dictionaries().combine_chunks().to_batches()[0]
+    if are_words:
+        column = pa.DictionaryArray.from_arrays(batch.column(value), words)
+        batch = batch.set_column(names.index(value), value, column)
+    return batch
 
 
 def _iter_csv_batches(

@@ -62,8 +62,14 @@ def parse_number(text: str) -> float | None:
     return parse_float(word)
 
 
-def parse_float(word: str) -> float | None:
-    """Parse a number; return None for anything else."""
+def parse_float(text: str) -> float | None:
+    """Parse a number; return None for anything else.
+
+    Python also reads 1_000, digits of other alphabets, and infinity as numbers; no file means them.
+    """
+    word = text.strip()
+    if "_" in word or not word.isascii() or word.lower().endswith("infinity"):
+        return None
     try:
         return float(word)
     except ValueError:
@@ -116,6 +122,13 @@ class ValueMap:
             return code
         number = parse_number(plain)
         return None if number is None else self.numbers.get(number)
+
+    def has_value(self, word: str) -> bool:
+        """Return whether the map names a word, or a number equal to it; 0 is not `false`."""
+        if word.strip().casefold() in self.words:
+            return True
+        number = parse_float(word)
+        return number is not None and number in (parse_float(value) for value, _ in self.codes)
 
     def __str__(self) -> str:
         """List the values."""
@@ -216,7 +229,8 @@ class ReadOptions:
     Attributes
     ----------
     missing
-        Additional tokens that mean "not observed"; numeric ones also apply to numeric sources.
+        Additional texts that mean "not observed", before any map applies. A number stands for all
+        equal numbers, also in numeric sources, but 0 and 1 do not stand for false and true.
     threshold
         Binarise: 1 where value > threshold. NaN stays missing.
     row_columns
@@ -259,18 +273,22 @@ class ReadOptions:
                 "Name all values in one option."
             )
         for value_map in self.maps:
-            if mapped := [t for t in self.missing if value_map.find_code(t) is not None]:
+            if mapped := [t for t in self.missing if value_map.has_value(t)]:
                 meaning = "as a level" if value_map.levels else "as 0 or 1"
                 raise DataError(
                     f"{{missing={mapped[0]}}}: a map reads this value {meaning}. "
                     "Remove it from one of them."
                 )
 
-    @property
+    @cached_property
     def missing_numbers(self) -> list[float]:
-        """The numbers among the missing tokens."""
+        """The numbers among the missing texts."""
         numbers = [parse_float(token) for token in self.missing]
         return [number for number in numbers if number is not None and not math.isnan(number)]
+
+    def is_declared_missing(self, word: str) -> bool:
+        """Return whether the options name a word as missing, or a number equal to it."""
+        return word.strip() in self.missing or parse_float(word) in self.missing_numbers
 
     @cached_property
     def _found_maps(self) -> dict[str, ValueMap | None]:
@@ -312,7 +330,30 @@ def encode_numbers(
     if value_map is not None and value_map.is_continuous:
         return np.zeros(values.shape, np.uint8)
     if values.dtype.kind == "b":
-        values = values.view(np.uint8)
+        false, true = encode_tokens(("false", "true"), options, value_map)
+        codes: ValueCodes = np.where(values, true, false)
+        return codes
+    codes = _encode_observed(values, options, value_map)
+    if values.dtype.kind == "f" or options.missing_numbers:
+        codes[find_missing(values, options)] = MISSING
+    return codes
+
+
+def find_missing(values: NDArray[Any], options: ReadOptions) -> NDArray[np.bool_]:
+    """Return which booleans, integers or floats mean missing, in the same shape."""
+    if values.dtype.kind == "b":
+        is_missing = [options.is_declared_missing(word) for word in ("false", "true")]
+        return np.array(is_missing)[values.view(np.uint8)]
+    found = np.isnan(values) if values.dtype.kind == "f" else np.zeros(values.shape, np.bool_)
+    for number in options.missing_numbers:
+        found |= values == number
+    return found
+
+
+def _encode_observed(
+    values: NDArray[Any], options: ReadOptions, value_map: ValueMap | None
+) -> ValueCodes:
+    """Encode integers or floats as levels or INVALID."""
     if value_map is not None:
         codes = _encode_mapped_numbers(values, value_map.numbers)
     elif options.threshold is not None:
@@ -323,10 +364,6 @@ def encode_numbers(
         codes = ones.view(np.uint8)
         if not binary.all():
             codes[~binary] = INVALID
-    if values.dtype.kind == "f":
-        codes[np.isnan(values)] = MISSING
-    for number in options.missing_numbers:
-        codes[values == number] = MISSING
     return codes
 
 
@@ -341,6 +378,37 @@ def _encode_mapped_numbers(values: NDArray[Any], codes_by_number: dict[float, in
     found = np.array([codes_by_number[number] for number in numbers.tolist()], np.uint8)
     np.copyto(codes, found[places], where=numbers[places] == values)
     return codes
+
+
+def encode_tokens(
+    tokens: Sequence[str | None], options: ReadOptions, value_map: ValueMap | None = None
+) -> ValueCodes:
+    """Encode words: missing ones, numbers, true and false; anything else is INVALID."""
+    if value_map is not None:
+        return np.array([_encode_by_map(token, options, value_map) for token in tokens], np.uint8)
+    numbers = [None if token is None else parse_number(token) for token in tokens]
+    codes = _encode_observed(np.array([n or 0.0 for n in numbers]), options, None)
+    codes[[number is None for number in numbers]] = INVALID
+    codes[[is_missing(token, options) for token in tokens]] = MISSING
+    return codes
+
+
+def _encode_by_map(token: str | None, options: ReadOptions, value_map: ValueMap) -> int:
+    """Encode a word; a map precedes the usual missing texts, but not those of the options."""
+    if token is None or options.is_declared_missing(token):
+        return MISSING
+    code = value_map.find_code(token)
+    if code is not None:
+        return code
+    return MISSING if is_missing(token, options) else INVALID
+
+
+def is_missing(token: str | None, options: ReadOptions) -> bool:
+    """Return whether a word means that there is no value."""
+    if token is None or token.strip().lower() in MISSING_TOKENS:
+        return True
+    number = parse_float(token)
+    return options.is_declared_missing(token) or (number is not None and math.isnan(number))
 
 
 def encode_features(
@@ -367,9 +435,9 @@ def store_numbers(
     Parameters
     ----------
     values
-        Numbers; NaN if missing, and infinite if a text is no number.
+        Numbers, or booleans; NaN if missing, and infinite if a text is no number.
     options
-        The numbers that mean missing.
+        The values that mean missing.
     get_text, format_place
         Return the value of a row as it was read, and describe its position, for messages.
 
@@ -380,8 +448,7 @@ def store_numbers(
     """
     with np.errstate(over="ignore"):
         numbers = values.astype(np.float32)
-    for number in options.missing_numbers:
-        numbers[values == number] = np.nan
+    numbers[find_missing(values, options)] = np.nan
     if (is_wrong := np.isinf(numbers)).any():
         row = int(is_wrong.argmax())
         text = get_text(row)

@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.errors import DataError
-from storage.sources import ReadOptions, format_map, open_source, parse_map
+from storage.sources import (
+    ReadOptions,
+    format_map,
+    open_long_tables,
+    open_source,
+    parse_continuous,
+    parse_levels,
+    parse_map,
+)
 from storage.sources.value_codes import find_map
 
 CALLS = "id,r1,r2\na,Yea,nay\nb, nay ,NAY\nc,paired-yea,\nd,yea,?\n"
@@ -230,3 +238,71 @@ def test_a_csv_that_two_marks_cut_is_refused_with_both(tmp_path):
     )
     path = written(tmp_path / "b.csv", '"a;b",c\n1,1\n')
     assert read(path)[1] == ("a;b", "c")
+
+
+def test_missing_texts_are_compared_before_any_map(tmp_path):
+    cells = [["1", "2"], ["0", "1"], ["2", "0"]]
+    lines = "\n".join(map(",".join, cells))
+    expected = [[1, 0], [2, 1], [0, 2]]
+    columns = {n: pa.array([float(row[k]) for row in cells]) for k, n in enumerate("ab")}
+    texts = {name: column.cast(pa.int8()).cast(pa.string()) for name, column in columns.items()}
+    pa.parquet.write_table(pa.table(columns), tmp_path / "numbers.parquet")
+    pa.parquet.write_table(pa.table(texts), tmp_path / "texts.parquet")
+    np.save(tmp_path / "array.npy", np.array(cells, np.int8))
+    written(tmp_path / "fast.csv", f"a,b\n{lines}\n")
+    written(tmp_path / "slow.csv", f"a,b\n{lines}\n0.0, 1\n")
+    for name in ("numbers.parquet", "texts.parquet", "array.npy", "fast.csv", "slow.csv"):
+        values, _ = read(tmp_path / name, "1=1,2=0", missing=("0",))
+        assert values[:3].tolist() == expected, name
+    assert read(tmp_path / "slow.csv", "1=1,2=0", missing=("0",))[0][3].tolist() == [2, 1]
+    path = written(tmp_path / "long.csv", "r,f,v\nx,a,1\nx,b,2\ny,a,0\ny,b,true\n")
+    options = ReadOptions(missing=("0",), maps=(parse_map("true=1,1=1,2=0"),))
+    (batch,) = open_long_tables(
+        [str(path)], "row=r,feature=f,value=v", None, options
+    ).iter_batches()
+    assert (batch.X + 2 * (1 - batch.observed)).tolist() == [[1, 0], [2, 1]]
+
+
+def test_a_missing_0_is_not_false_and_a_missing_1_not_true(tmp_path):
+    bits = pa.array([True, False, True])
+    path = written(tmp_path / "a.csv", "a,b\n1,true\n0,false\n0.0,false\n")
+    assert read(path, missing=("0",))[0].tolist() == [[1, 1], [2, 0], [2, 0]]
+    assert read(path, missing=("1",))[0].tolist() == [[2, 1], [0, 0], [0, 0]]
+    assert read(path, missing=("false",))[0].tolist() == [[1, 1], [0, 2], [0, 2]]
+    pa.parquet.write_table(pa.table({"a": bits, "b": [1, 0, 1]}), tmp_path / "a.parquet")
+    expected = [[1, 1], [0, 2], [1, 1]]
+    assert read(tmp_path / "a.parquet", missing=("0",))[0].tolist() == expected
+    np.save(tmp_path / "a.npy", np.array([[True, False]]))
+    assert read(tmp_path / "a.npy", missing=("0",))[0].tolist() == [[1, 0]]
+    names = {"r": ["x", "y", "z"], "f": ["a", "a", "a"], "v": bits}
+    pa.parquet.write_table(pa.table(names), tmp_path / "long.parquet")
+    arguments = "row=r,feature=f,value=v", None, ReadOptions(missing=("0",))
+    (batch,) = open_long_tables([str(tmp_path / "long.parquet")], *arguments).iter_batches()
+    assert batch.X.tolist() == [[1], [0], [1]]
+    assert batch.observed is None
+    # The words of a map may differ from a missing number that they equal.
+    path = written(tmp_path / "b.csv", "a,b\n0,true\ntrue,false\nfalse,0\n")
+    values, _ = read(path, "true=1,false=0", missing=("0",))
+    assert values.tolist() == [[2, 1], [1, 0], [0, 2]]
+
+
+def test_a_value_is_not_both_missing_and_mapped():
+    for token in ("1", "1.0", " 1 "):
+        with pytest.raises(DataError, match="a map reads this value as 0 or 1"):
+            ReadOptions(missing=(token,), maps=(parse_map("1=1,2=0"),))
+
+
+@pytest.mark.parametrize("text", ["0_1", "1_000", "0x1", "１", "infinity"])
+def test_only_plain_numbers_are_numbers(tmp_path, text):
+    for name, options in {
+        "bit": {},
+        "threshold": {"threshold": 0.5},
+        "level": {"maps": (parse_levels("0<1<2"),)},
+        "number": {"maps": tuple(parse_continuous("a"))},
+    }.items():
+        path = written(tmp_path / f"{name}.csv", f"a,b\n0,1\n1,2\n0,{text}\n1,1\n{text},1\n")
+        with pytest.raises(DataError, match=r"row 5 .*'a'"):
+            list(open_source(str(path), ReadOptions(features=("a",), **options)).iter_batches())
+    assert read(written(tmp_path / "a.csv", "a,b\n 1 ,+1\n1e0,01\n0.,.0\n"))[0].tolist() == [
+        *([1, 1], [1, 1], [0, 0]),
+    ]
