@@ -53,7 +53,7 @@ def _format_literal(value: str) -> str:
     numbers = value.split(",")
     if all(map(_NUMBER.fullmatch, numbers)):
         return value if len(numbers) == 1 else f"({', '.join(numbers)})"
-    return _LITERALS.get(value, f'"{value}"')
+    return _LITERALS.get(value, repr(value) if '"' in value else f'"{value}"')
 
 
 @dataclass(frozen=True)

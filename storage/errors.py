@@ -44,7 +44,9 @@ class DataError(ValueError):
 def _spell_in_python(name: str, value: str | None) -> str:
     if value is None:
         return name
-    return f"{name}={value}" if value.replace(".", "").isdecimal() else f'{name}="{value}"'
+    if value.replace(".", "").isdecimal():
+        return f"{name}={value}"
+    return f"{name}={value!r}" if '"' in value else f'{name}="{value}"'
 
 
 class FolderInUseError(DataError):

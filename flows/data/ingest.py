@@ -26,7 +26,7 @@ from flows.data.columns import (
 from flows.data.parallel_sources import iter_batches_in_order
 from pipeline.executors.progress import Progress, ignore_progress
 from storage.dataset.dataset import BinaryDataset, open_dataset
-from storage.dataset.feature_levels import BINARY_LEVELS
+from storage.dataset.feature_levels import BINARY_LEVELS, format_levels
 from storage.dataset.row_names import find_rows
 from storage.dataset.updates import check_same_labels
 from storage.dataset.writer import (
@@ -38,6 +38,7 @@ from storage.dataset.writer import (
 )
 from storage.errors import DataError, FolderInUseError
 from storage.examples import EXAMPLE_PREFIX, open_example
+from storage.quoting import quote, split_quoted, unquote
 from storage.sources import (
     NewFeatures,
     NewFiles,
@@ -229,10 +230,10 @@ def _check_long_options(job: IngestJob, roles: ColumnRoles) -> None:
         from storage.sources.long_tables import parse_long_columns  # imports Arrow
 
         columns = parse_long_columns(long).row
-        if sorted(append.merge_by.split(",")) != sorted(columns):
+        if sorted(map(unquote, split_quoted(append.merge_by, ","))) != sorted(columns):
             raise DataError(
                 f"{{merge_by={append.merge_by}}}: rows are identified by {', '.join(columns)}. "
-                f"Use {{merge_by={','.join(columns)}}}."
+                f"Use {{merge_by={','.join(map(quote, columns))}}}."
             )
 
 
@@ -412,9 +413,11 @@ def _check_same_columns(first: Any, other: Any) -> None:
     levels, other_levels = first.feature_levels, other.feature_levels
     if levels != other_levels:
         name = next(n for n in first.feature_names if levels.get(n) != other_levels.get(n))
+        own, before = (stated.get(name, BINARY_LEVELS) for stated in (other_levels, levels))
         raise DataError(
-            f"{other.path}: feature {name!r} does not have the same levels as in {first.path}. "
-            f"Name them for all sources: {{levels={name}:LOW<MIDDLE<HIGH}}."
+            f"{other.path}: feature {name!r} has {format_levels(own)}, but {format_levels(before)} "
+            f"in {first.path}. Name them for all sources: "
+            f"{{levels={quote(name)}:LOW<MIDDLE<HIGH}}."
         )
 
 

@@ -63,6 +63,14 @@ class HasFeatures(Protocol):
         """Levels of each feature that is not binary, or has level names other than 0 and 1."""
 
 
+def join_levels(levels: Sequence[str]) -> str:
+    """Write levels as the option of `ingest` does: LOW<MIDDLE<"<HIGH"."""
+    quoted = ('"' + level.replace('"', '""') + '"' for level in levels)
+    is_plain = (level == level.strip() and not {*level} & {*',:<="'} for level in levels)
+    names = zip(levels, quoted, is_plain, strict=True)
+    return "<".join(level if plain else text for level, text, plain in names)
+
+
 def list_features(dataset: HasFeatures) -> tuple[Feature, ...]:
     """Return the features of a dataset."""
     levels = dataset.feature_levels

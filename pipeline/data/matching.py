@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, pack_block
 from pipeline.data.datasets import Dataset
-from pipeline.data.features import Feature, list_features
+from pipeline.data.features import Feature, join_levels, list_features
 from pipeline.errors import FitError, FitWarning, format_suggestion
 
 UNKNOWN_SEGMENT = -1
@@ -127,7 +127,7 @@ def check_split_levels(manifest: Mapping[str, Any], dataset: Dataset, fit: str) 
 
 
 def _format_levels(feature: Feature) -> str:
-    return f"the levels {'<'.join(feature.levels)}" if feature.levels else "continuous values"
+    return f"the levels {join_levels(feature.levels)}" if feature.levels else "continuous values"
 
 
 def _format_name(name: str | None) -> str:

@@ -16,6 +16,7 @@ from pipeline.data.features import (
     Feature,
     are_binary,
     find_first_planes,
+    join_levels,
     list_features,
     list_plane_names,
     name_planes,
@@ -107,7 +108,7 @@ def _parse_number(text: str) -> float | None:
 
 def _find_level(feature: Feature, level: str, cut: str) -> int:
     """Return the index of a level of a feature at which it can be cut."""
-    levels = "<".join(feature.levels)
+    levels = join_levels(feature.levels)
     if level not in feature.levels:
         raise FitError(
             f"{{cut={cut}}}: feature {feature.name!r} has no level {level!r}. It has {levels}."

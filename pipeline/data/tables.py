@@ -19,7 +19,7 @@ from pipeline.data.batches import (
     open_frame,
     read_columns,
 )
-from pipeline.data.features import BINARY_LEVELS, MAX_LEVELS
+from pipeline.data.features import BINARY_LEVELS, MAX_LEVELS, join_levels
 from pipeline.errors import FitError, format_suggestion
 
 if TYPE_CHECKING:
@@ -395,7 +395,7 @@ def _find_levels(
         row = int(is_unknown.argmax())
         raise FitError(
             f"row {first + row + 1} (counted from 1), column {name!r}: the value is "
-            f"{_format_value(data[row])}, not one of the levels {'<'.join(levels)} or missing. "
+            f"{_format_value(data[row])}, not one of the levels {join_levels(levels)} or missing. "
             "Correct it, or use levels that include it."
         )
     return codes
@@ -645,17 +645,26 @@ def list_ordered_categories(frame: Any, columns: Sequence[str]) -> dict[str, Seq
         if isinstance(schema[name], nw.Enum):
             categories = schema[name].categories
         elif schema[name] == nw.Categorical and wrapped.implementation.is_pyarrow():
-            categories = _read_ordered_dictionary(wrapped.to_native()[name])
+            categories = _read_ordered_dictionary(name, wrapped.to_native()[name])
         if len(categories) > 1:
             ordered[str(name)] = categories
     return ordered
 
 
-def _read_ordered_dictionary(column: Any) -> list[Any]:
-    """Return the dictionary of a column of Arrow; empty if it has no order."""
-    chunks = column.unify_dictionaries().chunks
-    categories: list[Any] = chunks[0].dictionary.to_pylist() if chunks else []
-    return categories if column.type.ordered else []
+def _read_ordered_dictionary(name: str, column: Any) -> list[Any]:
+    """Return the longest dictionary of a column of Arrow; empty if it has no order.
+
+    Raises `FitError` if the dictionary of another chunk is not a part of it, in the same order.
+    """
+    orders = [chunk.dictionary.to_pylist() for chunk in column.chunks if column.type.ordered]
+    longest: list[Any] = max(orders, key=len, default=[])
+    for order in orders:
+        if [category for category in longest if category in order] != order:
+            raise FitError(
+                f"Column {name!r} has the categories {longest} and, in other chunks, {order}. Pass "
+                f"levels={{{name!r}: [LOWEST, …, HIGHEST]}}."
+            )
+    return longest
 
 
 def wrap_frame(df: Any, remedy: str) -> nw.DataFrame[Any]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, PackedChunk, RowSource
-from pipeline.data.features import Feature, find_continuous, sum_planes
+from pipeline.data.features import Feature, find_continuous, join_levels, sum_planes
 from pipeline.data.level_probabilities import (
     count_levels,
     find_level_probabilities,
@@ -245,7 +245,7 @@ def _check_kind(option: str, kind: Reconstruction | None, features: Sequence[Fea
     ordinal = [feature for feature in features if feature.kind == "ordinal"]
     if kind == "bits" and ordinal:
         raise FitError(
-            f"Feature {ordinal[0].name!r} has the levels {'<'.join(ordinal[0].levels)}, so its "
+            f"Feature {ordinal[0].name!r} has the levels {join_levels(ordinal[0].levels)}, so its "
             f"values are not bits. Choose {{{option}=levels}}."
         )
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import DataError
+from storage.quoting import join_levels
 
 MAX_LEVELS = 16
 """Maximum number of levels of a feature."""
@@ -105,7 +106,7 @@ class Planes:
 
 def format_levels(levels: Sequence[str]) -> str:
     """Describe the levels of a feature for a message."""
-    return f"the levels {'<'.join(levels)}" if levels else "continuous values"
+    return f"the levels {join_levels(levels)}" if levels else "continuous values"
 
 
 def check_feature_levels(

@@ -13,8 +13,9 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from storage.errors import DataError
+from storage.quoting import quote_prefix
 from storage.sources.base import Source, SourceBatch
-from storage.sources.ordered_levels import make_level_map
+from storage.sources.ordered_levels import check_same_order, make_level_map, merge_orders
 from storage.sources.value_codes import (
     INVALID,
     MISSING,
@@ -24,7 +25,7 @@ from storage.sources.value_codes import (
     ValueMap,
     encode_numbers,
     encode_tokens,
-    is_missing,
+    find_map,
     parse_float,
     store_numbers,
 )
@@ -56,12 +57,33 @@ def is_feature_type(kind: pa.DataType) -> bool:
 
 
 def find_ordered_dictionaries(
-    path: str, file: pa.parquet.ParquetFile, names: Sequence[str], options: ReadOptions
+    path: str,
+    file: pa.parquet.ParquetFile,
+    names: Sequence[str],
+    options: ReadOptions,
+    columns: str | None = None,
 ) -> dict[str, ValueMap]:
     """Return the levels of columns that are ordered dictionaries, as ordered categoricals are.
 
-    Dictionaries of 0 and 1 are left out, and so are columns with a meaning from the options. This
-    reads one row. Raises `DataError` if there are not 2 to 16 levels.
+    Columns of 0 and 1 are left out, and so are columns with a meaning from the options. This reads
+    a row of each row group, because each has a dictionary of its own.
+
+    Parameters
+    ----------
+    path, file
+        Where the columns are.
+    names
+        The columns that may be features.
+    options
+        Their meanings, and the levels that earlier sources have.
+    columns
+        Pattern of the features, if they are not called like the columns.
+
+    Raises
+    ------
+    DataError
+        If there are not 2 to 16 levels, or the file does not state their order, or states another
+        one than earlier sources.
     """
     kinds = {field.name: field.type for field in file.schema_arrow}
     ordered = [
@@ -70,17 +92,42 @@ def find_ordered_dictionaries(
         if pa.types.is_dictionary(kinds[name])
         and kinds[name].ordered
         and options.threshold is None
-        and options.find_map(name) is None
+        and find_map(options.maps, name) is None
     ]
-    rows = islice(file.iter_batches(1, columns=ordered), bool(ordered))
+    orders: dict[str, dict[tuple[str, ...], None]] = {name: {} for name in ordered}
+    for group in range(file.metadata.num_row_groups if ordered else 0):
+        without = _list_columns_without_dictionary(file.metadata.row_group(group))
+        for row in islice(file.iter_batches(1, row_groups=[group], columns=ordered), 1):
+            for name in ordered:
+                place = f"{path}: column {name!r}"
+                if name in without:
+                    raise DataError(
+                        f"{place} is an ordered categorical, but the file does not state the order "
+                        "of its categories. Name them: "
+                        f"{{levels={quote_prefix(columns or name)}LOW<MIDDLE<HIGH}}."
+                    )
+                orders[name][tuple(row.column(name).dictionary.to_pylist())] = None
     found = {}
-    for name, column in ((name, row.column(name)) for row in rows for name in ordered):
-        tokens = [str(token) for token in column.dictionary.to_pylist()]
-        if (encode_tokens(tokens, options) != INVALID).all():
-            continue
-        levels = [token for token in tokens if not is_missing(token, options)]
-        found[name] = make_level_map(name, levels, f"{path}: column {name!r}")
+    for name in ordered:
+        place = f"{path}: column {name!r}"
+        tokens = merge_orders([*orders[name]], columns or name, place)
+        levels = [token for token in tokens if not options.is_declared_missing(token)]
+        if (known := options.feature_maps.get(name)) is not None:
+            check_same_order(levels, known, columns or name, place)
+        elif encode_tokens(levels, options).tolist() not in ([], [0], [1], [0, 1]):
+            found[name] = make_level_map(columns or name, levels, place)
     return found
+
+
+def _list_columns_without_dictionary(group: Any) -> set[str]:
+    """Return the columns of a Parquet row group that have values, but no dictionary of them."""
+    columns = (group.column(k) for k in range(group.num_columns))
+    return {
+        column.path_in_schema
+        for column in columns
+        if not column.has_dictionary_page
+        and not (column.statistics and column.statistics.null_count == group.num_rows)
+    }
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -147,7 +194,11 @@ def encode_column(
         return _encode_number_column(column, options, value_map)
     distinct = column.dictionary
     if is_text(distinct.type):
-        codes = encode_tokens(distinct.to_pylist(), options, value_map)
+        tokens = distinct.to_pylist()
+        codes = encode_tokens(tokens, options, value_map)
+        if column.type.ordered:  # these are levels, even if they are called NA
+            is_level = [not (t is None or options.is_declared_missing(t)) for t in tokens]
+            codes[(codes == MISSING) & is_level] = INVALID
     else:
         codes = _encode_number_column(distinct, options, value_map)
     last = pa.scalar(len(codes), pa.int64())
@@ -188,7 +239,7 @@ def _list_missing_words(options: ReadOptions, value_map: ValueMap | None) -> lis
     mapped = [
         word for value in (value_map.words if value_map else ()) for word in _list_spellings(value)
     ]
-    return sorted(({*usual, "NaN"} - {*mapped}) | {*options.missing})
+    return sorted(({*usual} - {*mapped}) | {*options.missing})
 
 
 def _list_words(value_map: ValueMap, code: int) -> list[str]:
@@ -197,7 +248,7 @@ def _list_words(value_map: ValueMap, code: int) -> list[str]:
 
 
 def _list_spellings(token: str) -> tuple[str, ...]:
-    return token, token.upper(), token.title()
+    return token, token.upper(), token.title(), *(["NaN"] if token == "nan" else [])
 
 
 def convert_row_column(source: Source, name: str, column: pa.Array, first_row: int) -> NDArray[Any]:

@@ -21,7 +21,9 @@ import pyarrow.csv
 import pyarrow.parquet
 from numpy.typing import NDArray
 
+from storage.dataset.feature_levels import BINARY_LEVELS
 from storage.errors import DataError
+from storage.quoting import quote, split_quoted, unquote
 from storage.read_ahead import read_ahead
 from storage.sources.arrow_columns import (
     check_texts,
@@ -44,6 +46,7 @@ from storage.sources.base import (
 )
 from storage.sources.csv import parse_csv_block, read_csv_header
 from storage.sources.derived import check_column_in_one_place, open_local_copy, parse_folder_columns
+from storage.sources.ordered_levels import make_feature_maps
 from storage.sources.spool import (
     DuplicateRule,
     EntryFile,
@@ -96,8 +99,9 @@ def parse_long_columns(text: str) -> LongColumns:
 
     Raises `DataError` if the text has another form.
     """
-    pairs = [pair.partition("=")[::2] for pair in text.split(",")]
-    roles, names = ([part.strip() for part in parts] for parts in zip(*pairs, strict=True))
+    pairs = [split_quoted(pair, "=") for pair in split_quoted(text, ",")]
+    roles = [role.strip() for role, *_ in pairs]
+    names = [unquote("=".join(parts)) for _, *parts in pairs]
     counts = Counter(roles)
     is_known = {"row", "feature"} <= counts.keys() <= {*_ROLES}
     if not is_known or max(counts["feature"], counts["value"]) > 1:
@@ -639,7 +643,7 @@ def open_tables(
             "{merge_by} cannot be used, because the dataset has continuous features. Ingest all "
             "rows again with {overwrite}."
         )
-    options = _add_ordered_dictionary(paths[0], columns, options)
+    options = _add_ordered_dictionary(paths, columns, options, target)
     row_columns = tuple(name for name in options.row_columns if name not in columns.row)
     line_columns = (columns.feature, columns.value)
     if twice := next((name for name in row_columns if name in line_columns), None):
@@ -690,16 +694,33 @@ def open_tables(
     )
 
 
-def _add_ordered_dictionary(path: str, columns: LongColumns, options: ReadOptions) -> ReadOptions:
-    """Add the levels of a Parquet file whose values are an ordered dictionary."""
-    is_file = path.lower().endswith(".parquet") and not is_url(path)
-    has_meaning = options.threshold is not None or options.maps or options.feature_maps
-    if columns.value is None or not is_file or has_meaning:
+def _add_ordered_dictionary(
+    paths: Sequence[str],
+    columns: LongColumns,
+    options: ReadOptions,
+    target: LongTableTarget | None,
+) -> ReadOptions:
+    """Add the levels of Parquet files whose values are an ordered dictionary, for new features."""
+    if columns.value is None or options.threshold is not None or options.maps:
         return options
-    with translate_read_errors(path), pa.parquet.ParquetFile(path) as file:
-        found = find_ordered_dictionaries(path, file, [columns.value], options)
-    own = (replace(value_map, columns="*") for value_map in found.values())
-    return replace(options, maps=tuple(own))
+    found: dict[str, ValueMap] = {}
+    for path in paths:
+        if not path.lower().endswith(".parquet"):
+            continue
+        with (
+            translate_read_errors(path),
+            open_local_copy(path) as (copy, _),
+            pa.parquet.ParquetFile(copy) as file,
+        ):
+            names = [name for name in file.schema_arrow.names if name == columns.value]
+            for known in found, *({columns.value: m} for m in {*options.feature_maps.values()}):
+                own = replace(options, feature_maps=known)
+                found |= find_ordered_dictionaries(path, file, names, own, "*")
+    if not found:
+        return options
+    known = make_feature_maps(dict.fromkeys(target.features if target else (), BINARY_LEVELS))
+    maps = tuple(found.values())
+    return replace(options, maps=maps, feature_maps={**known, **options.feature_maps})
 
 
 def _select_features(
@@ -753,8 +774,8 @@ def _find_known_rows(
         many = f" (in all, {n_known:,} rows are)" if n_known > 1 else ""
         raise DataError(
             f"{entries.find_line(row)}: row {name!r} is already in the dataset{many}. Use "
-            f"{{merge_by={','.join(columns.row)}}} to add values to its rows, or leave the lines "
-            "out."
+            f"{{merge_by={','.join(map(quote, columns.row))}}} to add values to its rows, or leave "
+            "the lines out."
         )
     return rows
 

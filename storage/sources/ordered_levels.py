@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -10,6 +11,14 @@ from numpy.typing import NDArray
 
 from storage.dataset.feature_levels import BINARY_LEVELS, MAX_LEVELS, format_levels
 from storage.errors import DataError
+from storage.quoting import (
+    join_levels,
+    quote,
+    quote_prefix,
+    split_features,
+    split_quoted,
+    unquote,
+)
 from storage.sources.value_codes import (
     ReadOptions,
     ValueMap,
@@ -26,9 +35,8 @@ def parse_levels(text: str) -> ValueMap:
 
     Raises `DataError` if these are not 2 to 16 different levels.
     """
-    head, colon, tail = text.partition(":")
-    columns, order = (head, tail) if colon and "<" not in head else ("*", text)
-    levels = [level.strip() for level in order.split("<")]
+    columns, order = split_features(text, "<")
+    levels = [*map(unquote, split_quoted(order, "<"))]
     return make_level_map(columns, levels, f"{{levels={text}}}")
 
 
@@ -41,14 +49,15 @@ def parse_ordinal(text: str) -> ValueMap:
     match = _RANGE.fullmatch(text)
     if match is None:
         codes = {value: code for code, value in enumerate(_CANDIDATES)}
-        return ValueMap(text, tuple(codes.items()), _CANDIDATES)
+        return ValueMap(unquote(text), tuple(codes.items()), _CANDIDATES)
     low, high = int(match[2]), int(match[3])
     if not 1 <= high - low < MAX_LEVELS:
         raise DataError(
             f"{{ordinal={text}}}: {low}-{high} is not a range of 2 to {MAX_LEVELS} integers. "
             "Write FEATURES:LOW-HIGH."
         )
-    return make_level_map(match[1], [*map(str, range(low, high + 1))], f"{{ordinal={text}}}")
+    levels = [*map(str, range(low, high + 1))]
+    return make_level_map(unquote(match[1]), levels, f"{{ordinal={text}}}")
 
 
 def make_level_map(
@@ -73,16 +82,15 @@ def make_level_map(
     Raises
     ------
     DataError
-        If a name is empty or contains `<`, or these are not 2 to 16 different levels.
+        If a name is empty, or these are not 2 to 16 different levels.
     """
-    for level in levels:
-        if level.strip() == "":
-            raise DataError(f"{place}: a level has no name. Name every level.")
-        if "<" in level:
-            raise DataError(f"{place}: the level {level!r} contains <. Rename it.")
-    keys = [parse_number(level) for level in levels]
+    if any(level.strip() == "" for level in levels):
+        raise DataError(f"{place}: a level has no name. Name every level.")
+    words = [level.strip().casefold() for level in levels]
+    numbers = map(parse_number, words)
     names = [
-        level.casefold() if key is None else key for level, key in zip(levels, keys, strict=True)
+        word if number is None or math.isnan(number) else number
+        for word, number in zip(words, numbers, strict=True)
     ]
     if len({*names}) < len(names):
         repeated = next(level for k, level in enumerate(levels) if names[k] in names[:k])
@@ -97,8 +105,39 @@ def make_level_map(
             f"{place}: there are {len(levels)} levels, but at most {MAX_LEVELS} are possible. "
             "Merge some of them, or use {threshold} for numbers."
         )
-    own = [(level.casefold(), code) for code, level in enumerate(levels)]
+    own = [(word, code) for code, word in enumerate(words)]
     return ValueMap(columns, tuple(codes or own), tuple(levels))
+
+
+def merge_orders(orders: Sequence[Sequence[str]], columns: str, place: str) -> Sequence[str]:
+    """Return the longest order of categories, of which all others are parts.
+
+    `columns` are the features, for the option in messages. Raises `DataError` if there is none.
+    """
+    longest = max(orders, key=len, default=())
+    for order in orders:
+        if [category for category in longest if category in order] != [*order]:
+            raise DataError(
+                f"{place} has the categories {join_levels(longest)} and, in other rows, "
+                f"{join_levels(order)}. Name their order: "
+                f"{{levels={quote_prefix(columns)}{join_levels(longest)}}}."
+            )
+    return longest
+
+
+def check_same_order(order: Sequence[str], known: ValueMap, columns: str, place: str) -> None:
+    """Raise `DataError` if categories are in another order than the known levels of a feature.
+
+    Categories that are no level are left out: an error about their values says more.
+    """
+    found = (known.find_code(category) for category in order)
+    codes = [code for code in found if code is not None]
+    if codes != sorted(codes):
+        raise DataError(
+            f"{place} has the categories {join_levels(order)}, but earlier rows have the levels "
+            f"{join_levels(known.levels)}. To read all rows with these, use "
+            f"{{levels={quote_prefix(columns)}{join_levels(known.levels)}}}."
+        )
 
 
 def make_feature_maps(levels: Mapping[str, tuple[str, ...]]) -> dict[str, ValueMap]:
@@ -131,8 +170,8 @@ def check_same_levels(
         if option.levels in ((), own):
             continue
         raise DataError(
-            f"{{levels}}: feature {name!r} has the levels {'<'.join(own)} in {place}, not "
-            f"{'<'.join(option.levels)}. Leave {{levels}} out, or ingest all rows again with "
+            f"{{levels}}: feature {name!r} has the levels {join_levels(own)} in {place}, not "
+            f"{join_levels(option.levels)}. Leave {{levels}} out, or ingest all rows again with "
             "{overwrite}."
         )
 
@@ -164,8 +203,8 @@ def select_occurring_levels(
         if len(levels) > MAX_LEVELS:
             raise DataError(
                 f"{place} has {len(levels)} distinct values, but at most {MAX_LEVELS} levels are "
-                f"possible. Read measurements with {{continuous={name}}}, or leave it out with "
-                f"{{drop={name}}} or {{keep={name}}}."
+                f"possible. Read measurements with {{continuous={quote(name)}}}, or leave it out "
+                f"with {{drop={name}}} or {{keep={name}}}."
             )
         found[name] = levels
     return found

@@ -16,6 +16,14 @@ from numpy.typing import NDArray
 
 from storage.dataset.feature_levels import MAX_LEVELS
 from storage.errors import DataError
+from storage.quoting import (
+    join_levels,
+    quote,
+    quote_prefix,
+    split_features,
+    split_quoted,
+    unquote,
+)
 
 ValueCodes = NDArray[np.uint8]
 
@@ -142,7 +150,7 @@ def parse_continuous(text: str) -> list[ValueMap]:
 
     Raises `DataError` if one is empty.
     """
-    patterns = [pattern.strip() for pattern in text.split(",")]
+    patterns = [*map(unquote, split_quoted(text, ","))]
     if "" in patterns:
         raise DataError(f"{{continuous={text}}}: a name is missing beside a comma.")
     return [ValueMap(pattern, (), is_continuous=True) for pattern in patterns]
@@ -154,17 +162,17 @@ def parse_map(text: str) -> ValueMap:
     Raises `DataError` if the text has another form, gives a value two codes, or gives all values
     the same code.
     """
-    head, colon, tail = text.partition(":")
-    columns, pairs = (head, tail) if colon and "=" not in head else ("*", text)
+    columns, pairs = split_features(text, "=")
     codes: dict[str, int] = {}
     meanings: dict[str | float, int] = {}
-    for pair in pairs.split(","):
-        value, _, code = pair.rpartition("=")
-        if not value or code.strip() not in ("0", "1"):
+    for pair in split_quoted(pairs, ","):
+        *values, code = split_quoted(pair, "=")
+        value = unquote("=".join(values))
+        if not values or not values[0] or code.strip() not in ("0", "1"):
             raise DataError(
                 f"{{map={text}}}: {pair!r} is not VALUE=1 or VALUE=0. Separate values by commas."
             )
-        value, number = value.strip(), parse_number(value)
+        number = parse_number(value)
         codes[value.casefold()] = int(code)
         if meanings.setdefault(value.casefold() if number is None else number, int(code)) != int(
             code
@@ -191,13 +199,14 @@ def format_map(ones: Sequence[str], zeros: Sequence[str]) -> tuple[str, ...]:
             f"{{yes}} and {{no}} belong together. Name the other values with {missing}."
         )
     yes, no = (
-        [value.strip() for text in texts for value in text.split(",")] for texts in (ones, zeros)
+        [unquote(value) for text in texts for value in split_quoted(text, ",")]
+        for texts in (ones, zeros)
     )
     if repeated := {value.casefold() for value in yes} & {value.casefold() for value in no}:
         raise DataError(
             f"{{yes}} and {{no}} both contain {min(repeated)!r}. Remove it from one of them."
         )
-    listed = [f"{value}=1" for value in yes] + [f"{value}=0" for value in no]
+    listed = [f"{quote(value)}=1" for value in yes] + [f"{quote(value)}=0" for value in no]
     return (f"{_ALL_FEATURES}{','.join(listed)}",) if ones else ()
 
 
@@ -548,10 +557,10 @@ def _suggest_levels(name: str, counts: Counter[str], value_map: ValueMap) -> str
         known = value_map.levels if has_names else [code for code, _ in value_map.codes]
         values = [*known, *{value.casefold(): value for value in unknown}.values()]
     columns = name if is_own_scale else value_map.columns
-    prefix = "" if columns == "*" else f"{columns}:"
+    prefix = quote_prefix(columns)
     if is_own_scale and len(values) == 2 and {v.lower() for v in values} <= _YES_WORDS | _NO_WORDS:
         one, zero = sorted(values, key=lambda value: value.lower() in _NO_WORDS)
-        return f"{{map={prefix}{one}=1,{zero}=0}}"
+        return f"{{map={prefix}{quote(one)}=1,{quote(zero)}=0}}"
     if len(values) < 2:
         return "{levels} or {ordinal} with all values of the column"
     numbers = [number for number in map(parse_number, values) if number is not None]
@@ -559,12 +568,13 @@ def _suggest_levels(name: str, counts: Counter[str], value_map: ValueMap) -> str
         if all(number.is_integer() for number in numbers):
             low, high = int(min(numbers)), int(max(numbers))
             if high - low < MAX_LEVELS:
-                return f"{{ordinal={columns}:{low}-{high}}}"
+                return f"{{ordinal={prefix or '*:'}{low}-{high}}}"
         values = sorted(values, key=lambda value: parse_number(value) or 0)
     if len(values) > MAX_LEVELS:
-        option = "continuous" if len(numbers) == len(values) else "drop"
-        return f"{{{option}={name}}}, because a feature has at most {MAX_LEVELS} levels"
-    return f"{{levels={prefix}{'<'.join(_sort_grades(values))}}} (check the order)"
+        is_number = len(numbers) == len(values)
+        option = f"{{continuous={quote(name)}}}" if is_number else f"{{drop={name}}}"
+        return f"{option}, because a feature has at most {MAX_LEVELS} levels"
+    return f"{{levels={prefix}{join_levels(_sort_grades(values))}}} (check the order)"
 
 
 def _explain_values(
@@ -581,7 +591,9 @@ def _explain_values(
         f"; if they are not a feature, {{keep={name}}} or {{drop={name}}}" if in_table else ""
     )
     if len(numbers) > _MAX_DISTINCT:
-        to_keep = "" if continuous is None else f"{{continuous={continuous}}} to keep the numbers, "
+        to_keep = ""
+        if continuous is not None:
+            to_keep = f"{{continuous={quote(continuous)}}} to keep the numbers, "
         return f"Use {to_keep}{{threshold=T}} to binarise, or {{missing=TOKEN}}{not_a_feature}"
     if len(counts) > _MAX_DISTINCT:
         return (
@@ -603,7 +615,7 @@ def _suggest_map(counts: Counter[str], alternative: str) -> str:
     ones, zeros = ([v for v in plain if v.lower() in words] for words in (_YES_WORDS, _NO_WORDS))
     unmapped = [value for value in plain if value not in (*ones, *zeros)]
     if ones and zeros and not {*ones, *zeros} <= _BIT_WORDS:
-        pairs = [f"{value}=1" for value in ones] + [f"{value}=0" for value in zeros]
+        pairs = [f"{quote(v)}=1" for v in ones] + [f"{quote(v)}=0" for v in zeros]
         remedy = f"Use {{map={','.join(pairs)}}}{_format_missing_options(unmapped)}"
         return remedy + _suggest_order([*plain])
     n_bits = sum(n for value, n in plain.items() if value in _BIT_WORDS)
@@ -615,9 +627,10 @@ def _suggest_map(counts: Counter[str], alternative: str) -> str:
             f"{{missing=VALUE}} for the rest{_suggest_order([*plain])}{alternative}"
         )
     one, zero, *unmapped = sorted(plain, key=lambda value: value != "1")  # 1 first
+    missing, one, zero = _format_missing_options(unmapped), quote(one), quote(zero)
     return (
-        f"Define their meaning: {{map={one}=1,{zero}=0}}{_format_missing_options(unmapped)}, or "
-        f"{{map={one}=0,{zero}=1}}{_format_missing_options(unmapped)}"
+        f"Define their meaning: {{map={one}=1,{zero}=0}}{missing}, or "
+        f"{{map={one}=0,{zero}=1}}{missing}"
         f"{_suggest_order([*plain])}{alternative}"
     )
 
@@ -632,7 +645,7 @@ def _suggest_order(values: Sequence[str]) -> str:
         is_whole = all(number.is_integer() for number in numbers)
         options = ["{ordinal=*}"] * is_whole + ["{threshold=T}"] * (len(values) > _MAX_PROPOSED)
         return f", or, if the values are ordered, {' or '.join(options)}" if options else ""
-    levels = "<".join(_sort_grades(sorted(values)))
+    levels = join_levels(_sort_grades(sorted(values)))
     return f", or, if the values are ordered, {{levels={levels}}} (check the order)"
 
 
@@ -651,7 +664,7 @@ def _suggest_long(columns: Sequence[str], counts: Counter[str]) -> str:
     if are_values or not 2 <= len(columns) <= _MAX_LONG_COLUMNS:
         return ""
     names = columns if len(columns) <= len(_LONG_ROLES) else ("COLUMN",) * len(_LONG_ROLES)
-    pairs = (f"{role}={name}" for role, name in zip(_LONG_ROLES, names, strict=False))
+    pairs = (f"{role}={quote(name)}" for role, name in zip(_LONG_ROLES, names, strict=False))
     return f" If each line is one value of a long table, use {{long={','.join(pairs)}}}."
 
 

@@ -1,5 +1,6 @@
 """Ordered categories, from files to the dataset."""
 
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -213,3 +214,55 @@ def test_an_example_with_levels(plain_cli, tmp_path):
     levels = read(tmp_path / "d.zarr")
     assert {*levels.ravel().tolist()} == {0, 1, 2, 3, 4}
     assert (np.corrcoef(levels.T) > 0.15).all()
+
+
+WORDS = ["None", "<18", "n/a", "unused"]
+QUOTED = 'None<"<18"<n/a<unused'
+
+
+def write_answers(path, categories=WORDS):
+    """Write an ordered categorical with all words but the last one, and a binary column."""
+    column = pd.Categorical(WORDS[:3], categories, ordered=True)
+    pd.DataFrame({"a,b": column, "b": [0, 1, 0]}).to_parquet(path)
+    lines = {"r": list("xyz"), "f": ["p", "q", "q"], "v": column}
+    pd.DataFrame(lines).to_parquet(path.with_name(f"long-{path.name}"))
+
+
+def test_files_with_opposite_orders_of_categories(plain_cli, tmp_path):
+    write_answers(tmp_path / "a.parquet")
+    write_answers(tmp_path / "b.parquet", WORDS[::-1])
+    write_answers(tmp_path / "c.parquet", WORDS[:3])
+    option = f"""--levels '"a,b":{QUOTED}'"""
+    message = (
+        "b.parquet: column 'a,b' has the categories unused<n/a<\"<18\"<None, but earlier rows have "
+        f"the levels {QUOTED}. To read all rows with these, use {option}."
+    )
+    error = plain_cli("ingest", "a.parquet", "b.parquet", "--dataset", "d.zarr").check_refused()
+    assert message in error
+    words = ["ingest", "a.parquet", "c.parquet", "--dataset", "d.zarr"]
+    assert plain_cli(*words).code == 0
+    words = ["ingest", "b.parquet", "--dataset", "d.zarr", "--append"]
+    assert message in plain_cli(*words).check_refused()
+    assert plain_cli(*words, *shlex.split(option)).code == 0
+    assert read(tmp_path / "d.zarr")[:, 0].tolist() == [0, 1, 2] * 3
+    assert [*open_dataset(tmp_path / "d.zarr").feature_levels["a,b"]] == WORDS
+
+
+def test_long_tables_with_declared_categories(plain_cli, tmp_path):
+    write_answers(tmp_path / "a.parquet")
+    write_answers(tmp_path / "b.parquet", WORDS[::-1])
+    long = ["--long", "row=r,feature=f,value=v"]
+    done = plain_cli("ingest", "long-a.parquet", "--dataset", "d.zarr", *long)
+    assert done.code == 0, done.err
+    assert read(tmp_path / "d.zarr").tolist() == [[0, 9], [9, 1], [9, 2]]
+    words = ["ingest", "long-b.parquet", "--dataset", "d.zarr", "--append", "--merge-by", "r"]
+    error = plain_cli(*words).check_refused()
+    assert "column 'v' has the categories unused<n/a" in error
+    assert f"use --levels '{QUOTED}'" in error
+    table = pd.read_parquet(tmp_path / "long-a.parquet").assign(r=list("uvw"), f=list("pnn"))
+    table.to_parquet(tmp_path / "long-c.parquet")
+    words = ["ingest", "long-c.parquet", "--dataset", "d.zarr", "--append", "--new-features", "add"]
+    done = plain_cli(*words)
+    assert done.code == 0, done.err
+    assert read(tmp_path / "d.zarr")[3:].tolist() == [[0, 9, 9], [9, 9, 1], [9, 9, 2]]
+    assert {*open_dataset(tmp_path / "d.zarr").feature_levels.values()} == {tuple(WORDS)}

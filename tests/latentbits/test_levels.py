@@ -261,3 +261,19 @@ def test_a_dataset_survives_xarray(tmp_path: Path) -> None:
     np.testing.assert_array_equal(table.numbers, numbers)
     some = lb.from_dataframe(stored.to_xarray().sel(feature=["b", "q"]))
     assert some.feature_levels == {"q": ("no", "maybe", "yes")}
+
+
+def test_dictionaries_of_chunks_may_lack_categories_but_not_contradict_each_other() -> None:
+    def make_table(*dictionaries: list[str]) -> pa.Table:
+        chunks = [
+            pa.DictionaryArray.from_arrays(pa.array([*range(len(words))]), words, ordered=True)
+            for words in dictionaries
+        ]
+        column = pa.chunked_array(chunks)
+        return pa.table({"a": column, "b": pa.array([0] * len(column))})
+
+    dataset: Any = lb.from_dataframe(make_table(["Mild", "NA"], ["None", "Mild", "<18", "NA"]))
+    assert dataset.feature_levels == {"a": ("None", "Mild", "<18", "NA")}
+    assert next(dataset.iter_tables()).X[:, 0].tolist() == [1, 3, 0, 1, 2, 3]
+    with pytest.raises(ValueError, match=r"'a' has the categories \['b', 'a', 'c'\] and, in other"):
+        lb.from_dataframe(make_table(["a", "b"], ["b", "a", "c"]))

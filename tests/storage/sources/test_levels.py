@@ -1,8 +1,12 @@
 """Ordered levels in sources: each format gives the same levels, fast or slow."""
 
+import ast
+import re
+
 import bed_reader
 import numpy as np
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet
 import pyreadstat
@@ -10,14 +14,19 @@ import pytest
 import scipy.sparse
 
 from storage.errors import DataError
+from storage.quoting import quote
 from storage.sources import (
     ReadOptions,
     base,
+    format_map,
+    make_feature_maps,
     open_source,
+    parse_continuous,
     parse_levels,
     parse_map,
     parse_ordinal,
 )
+from storage.sources.long_tables import parse_long_columns
 
 SCALE = ("never", "rarely", "often")
 
@@ -77,13 +86,13 @@ def test_two_levels_are_bits_with_names(tmp_path):
 
 
 def test_dictionaries_have_levels_if_they_are_ordered(tmp_path):
-    indices = pa.array([0, 2, None, 1], pa.int8())
+    indices, bits = pa.array([0, 2, None, 1], pa.int8()), pa.array([1, 0, None, 0], pa.int8())
     columns = {
         "ordered": pa.DictionaryArray.from_arrays(indices, pa.array(SCALE), ordered=True),
-        "bits": pa.DictionaryArray.from_arrays(indices, pa.array(["1", "0", "NA"]), ordered=True),
+        "bits": pa.DictionaryArray.from_arrays(bits, pa.array(["0", "1"]), ordered=True),
     }
     pa.parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
-    expected = [[0, 1], [2, 99], [99, 99], [1, 0]]
+    expected = [[0, 1], [2, 0], [99, 99], [1, 0]]
     assert read(tmp_path / "a.parquet") == (expected, {"ordered": SCALE})
     own = read(tmp_path / "a.parquet", parse_levels("ordered:often<rarely<never"))
     assert [row[0] for row in own[0]] == [2, 0, 99, 1]
@@ -91,6 +100,80 @@ def test_dictionaries_have_levels_if_they_are_ordered(tmp_path):
     pa.parquet.write_table(pa.table(columns), tmp_path / "b.parquet")
     with pytest.raises(DataError, match=r"column 'ordered': the value 'never' is not 0, 1"):
         read(tmp_path / "b.parquet")
+
+
+WORDS = ["None", "NA", "n/a", "null", "NaN", "?", "1", "-", "unused", "False", "<18", "a,b:c=d"]
+
+
+def write_categories(path, kind, indices, categories=WORDS):
+    """Write an ordered categorical and a binary column, a few rows per row group."""
+    words = [None if index is None else categories[index] for index in indices]
+    bits = [k % 2 for k in range(len(words))]
+    if kind == "polars":
+        column = pl.Series(words, dtype=pl.Enum(categories))
+        pl.DataFrame({"a": column, "b": bits}).write_parquet(path, row_group_size=3)
+    else:
+        column = pd.Categorical(words, categories, ordered=True)
+        pd.DataFrame({"a": column, "b": bits}).to_parquet(path, row_group_size=3)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["pandas", "polars"])
+def test_declared_categories_are_levels_whatever_their_names(tmp_path, kind):
+    indices = [3, 3, None, 0, 1, 2, 4, 5, 6, 7, 9, 10, 11]
+    path = write_categories(tmp_path / "a.parquet", kind, indices)
+    values, levels = read(path)
+    assert [row[0] for row in values] == [99 if k is None else k for k in indices]
+    assert levels == {"a": tuple(WORDS)}
+    values, levels = read(path, missing=("n/a", "1", "unused"))
+    kept = [word for word in WORDS if word not in ("n/a", "1", "unused")]
+    words = [None if k is None else WORDS[k] for k in indices]
+    assert [row[0] for row in values] == [kept.index(w) if w in kept else 99 for w in words]
+    assert levels == {"a": tuple(kept)}
+
+
+def test_levels_that_were_exported_are_read_again(tmp_path):
+    words = ("None", "NA", "nan")
+    path = write(tmp_path / "a.csv", "a,b\nNone,NA\nnA,NaN\nnan,\n")
+    values, _ = read(path, feature_maps=make_feature_maps({"a": words, "b": words}))
+    assert values == [[0, 1], [1, 2], [2, 99]]
+    path = write(tmp_path / "b.csv", "a,b\nNone,NaN\nNaN,\nnone,None\n")
+    own = ("None", "nan")
+    values, _ = read(path, feature_maps=make_feature_maps({"a": own, "b": own}))
+    assert values == [[0, 1], [1, 99], [0, 0]]
+
+
+def test_the_order_of_categories_is_never_that_of_their_occurrence(tmp_path):
+    column = pd.Categorical(["b", "a", None, "c"], ["c", "b", "a"], ordered=True)
+    path = tmp_path / "a.parquet"
+    pd.DataFrame({"a": column, "x": [0, 1, 0, 1]}).to_parquet(path, use_dictionary=False)
+    with pytest.raises(DataError, match=r'does not state the order .* levels="a:LOW'):
+        read(path)
+    assert read(path, parse_levels("a:c<b<a"))[0] == [[1, 0], [2, 1], [99, 0], [0, 1]]
+
+
+def write_row_groups(path, *dictionaries):
+    """Write a row group for each dictionary, with all of its categories."""
+    kind = pa.dictionary(pa.int8(), pa.string(), ordered=True)
+    schema = pa.schema([("a", kind), ("b", pa.int8())])
+    with pa.parquet.ParquetWriter(path, schema) as writer:
+        for words in dictionaries:
+            places = pa.array(range(len(words)), pa.int8())
+            column = pa.DictionaryArray.from_arrays(places, pa.array(words), ordered=True)
+            bits = pa.array([0] * len(words), pa.int8())
+            writer.write_table(pa.table([column, bits], schema=schema))
+    return path
+
+
+def test_row_groups_may_lack_categories_but_not_contradict_each_other(tmp_path):
+    path = write_row_groups(tmp_path / "a.parquet", ["b", "d"], ["a", "b", "c", "d"], ["d"])
+    values, levels = read(path)
+    assert [row[0] for row in values] == [1, 3, 0, 1, 2, 3, 3]
+    assert levels == {"a": ("a", "b", "c", "d")}
+    path = write_row_groups(tmp_path / "b.parquet", ["b", "d"], ["a", "d", "<b", "b"])
+    message = 'categories a<d<"<b"<b and, in other rows, b<d. Name their order: levels='
+    with pytest.raises(DataError, match=re.escape(message)):
+        read(path)
 
 
 def write_statistics(path, **options):
@@ -163,3 +246,36 @@ def test_a_sparse_file_has_no_levels(tmp_path):
     scipy.sparse.save_npz(tmp_path / "a.npz", scipy.sparse.csr_array(np.eye(3)))
     with pytest.raises(DataError, match="levels needs a dense format"):
         read(tmp_path / "a.npz", parse_levels("0<1<2"))
+
+
+@pytest.mark.parametrize("name", ["a,b", "a:b=1", "<18", '"x", "y"', "none", '50% "off"'])
+def test_any_name_and_value_can_be_quoted(tmp_path, name):
+    path, other = tmp_path / "a.csv", name + "<"
+    pd.DataFrame({name: [name, other, None], "b": [1, 0, 1]}).to_csv(path, index=False)
+    texts = f"{quote(name)}:{quote(name)}=1,{quote(other)}=0", f"{quote(other)}<{quote(name)}"
+    for value_map in parse_map(texts[0]), parse_levels(f"{quote(name)}:{texts[1]}"):
+        assert value_map.columns == name
+        assert read(path, value_map)[0] == [[1, 1], [0, 0], [99, 1]]
+    (text,) = format_map([quote(name)], [f"x,{quote(other)}"])
+    assert parse_map(text).find_code(other) == 0
+    assert [m.columns for m in parse_continuous(f"{quote(name)}, z")] == [name, "z"]
+    assert parse_ordinal(f"{quote(name)}:1-5").columns == name
+    assert parse_ordinal(quote(f"{name}:1-5")).columns == f"{name}:1-5"
+    assert parse_long_columns(f"row={quote(name)},feature=f=g").names == [name, "f=g"]
+
+
+def test_other_quotes_are_part_of_a_value():
+    assert parse_levels('5" pipe<"6" pipe"').levels == ('5" pipe', '"6" pipe"')
+    assert parse_map('"=1,x"y=0').codes == (('"', 1), ('x"y', 0))
+
+
+def test_the_options_that_errors_propose_can_be_pasted(tmp_path):
+    path, levels = tmp_path / "a.csv", ("<18", "18-64", "65+")
+    pd.DataFrame({"a:b": levels, "b": [1, 0, 1]}).to_csv(path, index=False)
+    for maps in (), (parse_levels("b:0<1"), parse_levels("low<high")):
+        with pytest.raises(DataError) as refusal:
+            read(path, *maps)
+        proposed = re.search(r"levels=('.*?') \(check", str(refusal.value))
+        assert proposed is not None
+        own = parse_levels(ast.literal_eval(proposed[1]))
+        assert ({*own.levels}, own.columns) == ({*levels}, "a:b" if maps else "*")
