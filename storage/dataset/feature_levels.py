@@ -106,6 +106,8 @@ class Planes:
 
 def format_levels(levels: Sequence[str]) -> str:
     """Describe the levels of a feature for a message."""
+    if len(levels) > MAX_LEVELS:  # candidates
+        return "whole numbers as levels"
     return f"the levels {join_levels(levels)}" if levels else "continuous values"
 
 

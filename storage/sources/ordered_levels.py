@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from storage.sources.value_codes import (
     ReadOptions,
     ValueMap,
     find_map,
+    parse_float,
     parse_number,
 )
 
@@ -57,7 +59,8 @@ def parse_ordinal(text: str) -> ValueMap:
             "Write FEATURES:LOW-HIGH."
         )
     levels = [*map(str, range(low, high + 1))]
-    return make_level_map(unquote(match[1]), levels, f"{{ordinal={text}}}")
+    value_map = make_level_map(unquote(match[1]), levels, f"{{ordinal={text}}}")
+    return replace(value_map, is_range=True)
 
 
 def make_level_map(
@@ -107,6 +110,63 @@ def make_level_map(
         )
     own = [(word, code) for code, word in enumerate(words)]
     return ValueMap(columns, tuple(codes or own), tuple(levels))
+
+
+def match_labels(
+    labels: Mapping[str, str], option: ValueMap, stated: ValueMap | None, name: str, place: str
+) -> ValueMap:
+    """Return the map of a column whose codes have labels: all values by code, or all by label.
+
+    The codes count for a range and for maps to 0 and 1, the labels for other levels, if any of
+    them matches. Values without a label are named by their code.
+
+    Parameters
+    ----------
+    labels
+        Labels of the codes, from the lowest code.
+    option
+        The map of the feature; it has no candidates.
+    stated
+        The map that the options state; None if the levels are those of earlier rows.
+    name, place
+        The feature, and where it is, for messages.
+
+    Raises
+    ------
+    DataError
+        If codes and labels fit with different results, and no option names the feature.
+    """
+    by_code = {code: option.find_code(code) for code in labels}
+    by_label = {code: option.find_code(label) for code, label in labels.items()}
+    fits = [None not in found.values() for found in (by_code, by_label)]
+    matches = [{*found.values()} != {None} for found in (by_code, by_label)]
+    is_known = stated is None or stated.has_candidates
+    is_range = stated is not None and stated.is_range
+    reads_codes = is_range or not matches[1] or (fits == [True, False] and is_known)
+    if not option.levels:
+        reads_codes = fits[0] or not matches[1]
+    differ = any(
+        None not in pair and pair[0] != pair[1]
+        for pair in zip(by_code.values(), by_label.values(), strict=True)
+    )
+    if option.levels and differ:
+        # Known levels that increase with the codes were named by their labels.
+        is_certain = is_known and [*by_label.values()] == sorted(c or 0 for c in by_label.values())
+        is_certain |= stated is not None and stated.columns == name
+        if (all(fits) and not is_certain) or not (reads_codes or fits[1]):
+            integers = [n for n in map(parse_number, option.levels) if n is not None]
+            low, high = int(min(integers)), int(max(integers))
+            raise DataError(
+                f"{place}: its codes and its labels are both levels, but different ones. Use "
+                f"{{ordinal={quote_prefix(name)}{low}-{high}}} for the codes, or "
+                f"{{levels={quote_prefix(name)}{join_levels(option.levels)}}} for the labels."
+            )
+    if reads_codes:
+        return option
+    known = {code: level for code, level in by_label.items() if level is not None}
+    numbers = {*map(parse_float, (*labels, *labels.values()))} - {None}
+    own = ((word, code) for word, code in option.codes if parse_float(word) not in numbers)
+    return replace(option, codes=(*known.items(), *own), labels=tuple(labels.items()))
 
 
 def merge_orders(orders: Sequence[Sequence[str]], columns: str, place: str) -> Sequence[str]:

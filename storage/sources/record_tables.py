@@ -26,8 +26,8 @@ from storage.sources.base import (
     SourceBatch,
     divide_columns,
 )
-from storage.sources.ordered_levels import make_level_map
-from storage.sources.value_codes import ReadOptions, ValueMap
+from storage.sources.ordered_levels import check_same_order, make_level_map, match_labels
+from storage.sources.value_codes import MISSING, ReadOptions, ValueMap, find_map, parse_float
 
 RecordReader = Callable[[str, Sequence[str], int], Iterator[pa.RecordBatch]]
 """Reads columns of a file by name, a given number of rows at a time."""
@@ -99,7 +99,8 @@ def open_statistics(path: str, options: ReadOptions) -> RecordSource:
     """Open a `.sav` or `.zsav` file of SPSS, or a `.dta` file of Stata; this reads its header.
 
     Values are the codes, not their labels; SPSS's user-missing values are missing. Labels are the
-    levels of SPSS's ordinal columns, and of columns that the options declare to be ordered.
+    levels of SPSS's ordinal columns, and of columns that the options declare to be ordered without
+    a range of codes; see `match_labels`.
     """
     check_installed(path, "pyreadstat")
     # With this option, the header has the ranges of SPSS's user-missing values.
@@ -112,26 +113,34 @@ def open_statistics(path: str, options: ReadOptions) -> RecordSource:
 
 
 def _map_labels(path: str, name: str, header: Any, options: ReadOptions) -> ValueMap | None:
-    """Return the map of a column's codes to the levels that its labels name, if it is ordered."""
+    """Return the map of a column's codes to levels, if its labels name levels; else None."""
     missing = header.missing_ranges.get(name, ())
     labels = {
         f"{code:.15g}": str(label).strip()
         for code, label in sorted(header.variable_value_labels.get(name, {}).items())
         if not isinstance(code, str) and not any(r["lo"] <= code <= r["hi"] for r in missing)
     }
-    option = options.find_map(name)
-    if not labels or options.threshold is not None:
+    labels = {c: label for c, label in labels.items() if not options.is_declared_missing(c)}
+    option, place = options.find_map(name), f"{path}: column {name!r}"
+    if not labels or options.threshold is not None or (option and option.is_continuous):
         return None
-    if option is not None and option.levels and not option.has_candidates:
-        codes = {code: option.find_code(label) for code, label in labels.items()}
-        named = {code: level for code, level in codes.items() if level is not None}
-        own = tuple((word, level) for word, level in option.codes if word not in named)
-        return replace(option, codes=(*named.items(), *own))
-    is_ordered = header.variable_measure.get(name) == "ordinal" and not {*labels} <= {"0", "1"}
-    if not (option.levels if option else is_ordered):
+    # A missing text may be a label; a number is a code.
+    texts = {text for text in options.missing if parse_float(text) is None}
+    absent = {code for code, label in labels.items() if label in texts}
+    named = {c: label for c, label in labels.items() if c not in absent}
+    is_ordered = header.variable_measure.get(name) == "ordinal" and not {*named} <= {"0", "1"}
+    if option is not None and not option.has_candidates:
+        stated = find_map(options.maps, name)
+        found = match_labels(named, option, stated, name, place)
+        states_order = is_ordered if stated is None else stated.has_candidates
+        if states_order and found is not option:
+            check_same_order([*named.values()], option, name, place)
+    elif option is not None or is_ordered:
+        codes = tuple((code, level) for level, code in enumerate(named))
+        found = make_level_map(name, [*named.values()], place, codes)
+    else:
         return None
-    own = tuple((code, level) for level, code in enumerate(labels))
-    return make_level_map(name, [*labels.values()], f"{path}: column {name!r}", own)
+    return replace(found, codes=(*found.codes, *((code, MISSING) for code in absent)))
 
 
 def _get_statistics_reader(path: str) -> Any:

@@ -100,12 +100,18 @@ class ValueMap:
         `MAX_LEVELS`, these are candidates, and those that occur are still to be found.
     is_continuous
         Whether the values are numbers, which have no codes.
+    is_range
+        Whether the levels are a range of integers, which are codes even if these have labels.
+    labels
+        Pairs of value and label, if the levels are labels.
     """
 
     columns: str
     codes: tuple[tuple[str, int], ...]
     levels: tuple[str, ...] = ()
     is_continuous: bool = False
+    is_range: bool = False
+    labels: tuple[tuple[str, str], ...] = ()
 
     @property
     def has_candidates(self) -> bool:
@@ -142,7 +148,7 @@ class ValueMap:
         """List the values."""
         if self.has_candidates:
             return f"a whole number from {self.levels[0]} to {self.levels[-1]}"
-        return ", ".join(repr(value) for value, _ in self.codes)
+        return ", ".join(repr(value) for value, code in self.codes if code != MISSING)
 
 
 def parse_continuous(text: str) -> list[ValueMap]:
@@ -282,6 +288,8 @@ class ReadOptions:
                 "Name all values in one option."
             )
         for value_map in self.maps:
+            if value_map.has_candidates:  # levels are found without missing values
+                continue
             if mapped := [t for t in self.missing if value_map.has_value(t)]:
                 meaning = "as a level" if value_map.levels else "as 0 or 1"
                 raise DataError(
@@ -549,12 +557,14 @@ def _suggest_levels(name: str, counts: Counter[str], value_map: ValueMap) -> str
     """
     plain = [value.strip("'\"") for value in counts]
     unknown = [value for value in plain if value_map.find_code(value) is None]
-    is_own_scale = len(unknown) == len(plain)
+    is_own_scale, labels = len(unknown) == len(plain), dict(value_map.labels)
+    plain, unknown = ([labels.get(value, value) for value in own] for own in (plain, unknown))
     values = [*{value.casefold(): value for value in plain}.values()]
     if not (is_own_scale or value_map.has_candidates):
         has_names = all(value_map.find_code(level) is not None for level in value_map.levels)
         # Columns of SPSS and Stata have codes, and their levels are the labels of the codes.
-        known = value_map.levels if has_names else [code for code, _ in value_map.codes]
+        codes = [value for value, code in value_map.codes if code != MISSING]
+        known = value_map.levels if has_names else codes
         values = [*known, *{value.casefold(): value for value in unknown}.values()]
     columns = name if is_own_scale else value_map.columns
     prefix = quote_prefix(columns)

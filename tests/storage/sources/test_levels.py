@@ -197,6 +197,100 @@ def test_labels_of_spss_are_levels_of_ordinal_columns(tmp_path):
     assert read(path, parse_ordinal("q:1-3")) == (expected, {"q": ("1", "2", "3")})
 
 
+def write_labels(path, labels, values=(1, 2, 3, 4, 5), **options):
+    """Write a labelled column `q` and a binary one."""
+    table = pd.DataFrame({"q": values, "b": [k % 2 for k in range(len(values))]})
+    write = pyreadstat.write_dta if path.suffix == ".dta" else pyreadstat.write_sav
+    write(table, str(path), variable_value_labels={"q": labels}, **options)
+    return path
+
+
+def read_labels(path, *texts, **options):
+    """The values of `q`, read with one or more of the options as text, and its levels."""
+    parse = {"ordinal": parse_ordinal, "levels": parse_levels, "map": parse_map}
+    maps = [parse[name](text) for name, _, text in (word.partition("=") for word in texts)]
+    values, levels = read(path, *maps, **options)
+    return [row[0] for row in values], "<".join(levels.get("q", ()))
+
+
+SHIFTED = {code: str(code - 1) for code in range(1, 6)}
+REVERSED = {code: str(6 - code) for code in range(1, 6)}
+
+
+@pytest.mark.parametrize("suffix", [".sav", ".dta"])
+def test_a_column_is_read_by_codes_or_by_labels_but_never_by_both(tmp_path, suffix):
+    up, down = [0, 1, 2, 3, 4], [4, 3, 2, 1, 0]
+    path = write_labels(tmp_path / f"a{suffix}", SHIFTED)
+    assert read_labels(path, "ordinal=q:1-5") == (up, "1<2<3<4<5")
+    assert read_labels(path, "ordinal=*:1-5", "map=b:1=1,0=0") == (up, "1<2<3<4<5")
+    assert read_labels(path, "levels=q:0<1<2<3<4") == (up, "0<1<2<3<4")
+    assert read_labels(path, "ordinal=q") == (up, "0<1<2<3<4")
+    with pytest.raises(DataError, match=r"Use ordinal=.* for the codes, or levels=.* for"):
+        read_labels(path, "levels=q:1<2<3<4<5")
+    path = write_labels(tmp_path / f"b{suffix}", REVERSED)
+    assert read_labels(path, "ordinal=q:1-5") == (up, "1<2<3<4<5")
+    assert read_labels(path, "levels=q:1<2<3<4<5") == (down, "1<2<3<4<5")
+    assert read_labels(path, "ordinal=q") == (up, "5<4<3<2<1")
+    for option in "ordinal=q*:1-5", "levels=q*:1<2<3<4<5":
+        message = (
+            "b%s: column 'q': its codes and its labels are both levels, but different ones. Use "
+            'ordinal="q:1-5" for the codes, or levels="q:1<2<3<4<5" for the labels.'
+        )
+        with pytest.raises(DataError, match=re.escape(message % suffix)):
+            read_labels(path, option)
+
+
+def test_known_levels_of_labelled_columns_are_codes_or_labels(tmp_path):
+    def read_known(path, levels, *texts):
+        return read_labels(path, *texts, feature_maps=make_feature_maps({"q": tuple(levels)}))[0]
+
+    up, down = [0, 1, 2, 3, 4], [4, 3, 2, 1, 0]
+    shifted, reverse = (
+        write_labels(tmp_path / f"{len(d)}{d[1]}.sav", d) for d in (SHIFTED, REVERSED)
+    )
+    assert read_known(shifted, "01234") == up
+    assert read_known(shifted, "12345") == up
+    assert read_known(reverse, "54321") == up
+    assert read_known(reverse, "54321", "ordinal=*") == up
+    with pytest.raises(DataError, match="its codes and its labels are both levels"):
+        read_known(reverse, "12345", "ordinal=*")
+    assert read_known(reverse, "12345", "ordinal=q:1-5") == up
+    assert read_known(reverse, "12345", "levels=q:1<2<3<4<5") == down
+    words = write_labels(tmp_path / "w.sav", dict(enumerate("abc", 1)), (1, 2, 3))
+    assert read_known(words, "cba") == [2, 1, 0]
+    with pytest.raises(DataError, match="categories a<b<c, but earlier rows have the levels c<b<a"):
+        read_known(words, "cba", "ordinal=q")
+    ordered = {"variable_measure": {"q": "ordinal"}}
+    words = write_labels(tmp_path / "o.sav", dict(enumerate("abc", 1)), (1, 2, 3), **ordered)
+    with pytest.raises(DataError, match="categories a<b<c, but earlier rows have the levels c<b<a"):
+        read_known(words, "cba")
+
+
+def test_maps_and_missing_texts_of_labelled_columns(tmp_path):
+    labels = {1: "never", 2: "often", 8: "refused", 9: "NA"}
+    path, values = tmp_path / "a.sav", (1, 2, 8, 9)
+    write_labels(path, labels, values, variable_measure={"q": "ordinal"})
+    assert read_labels(path) == ([0, 1, 2, 3], "never<often<refused<NA")
+    for missing in ("8", "9"), ("refused", "NA"), ("8", "NA"):
+        assert read_labels(path, missing=missing) == ([0, 1, 99, 99], "never<often")
+        assert read_labels(path, "ordinal=q", missing=missing) == ([0, 1, 99, 99], "never<often")
+        read_known = read_labels(path, "levels=q:often<never", missing=missing)
+        assert read_known == ([1, 0, 99, 99], "often<never")
+        assert read_labels(path, "ordinal=q:0-2", missing=missing) == ([1, 2, 99, 99], "0<1<2")
+        assert read_labels(path, "map=q:1=1,2=0", missing=missing)[0] == [1, 0, 99, 99]
+        assert read_labels(path, "map=q:never=1,often=0", missing=missing)[0] == [1, 0, 99, 99]
+    with pytest.raises(DataError, match='Use levels="q:never<refused<NA<often"'):
+        read_labels(path, "levels=q:never<often")
+
+
+def test_codes_without_labels_are_never_those_of_other_labels(tmp_path):
+    path = write_labels(tmp_path / "a.sav", {1: "0", 2: "low"}, (1, 2, 3))
+    assert read_labels(path, "levels=q:0<low<3") == ([0, 1, 2], "0<low<3")
+    path = write_labels(tmp_path / "b.sav", {1: "0", 2: "low"}, (0, 2))
+    with pytest.raises(DataError, match="the value '0' is not"):
+        read_labels(path, "levels=q:0<low<3")
+
+
 @pytest.mark.parametrize(
     ("value_map", "remedy"),
     [
