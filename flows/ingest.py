@@ -21,6 +21,7 @@ from flows.data.ingest import (
     open_sources,
     summarize_dataset,
     summarize_long_append,
+    warn_about_far_levels,
     write_rows,
 )
 from flows.running.flow import make_flow, run_command, run_task
@@ -146,6 +147,7 @@ def _write_dataset(job: IngestJob) -> dict[str, Any]:
         seconds = round(time.perf_counter() - start, 3)
         added = summarize_long_append(job, dataset)
         summary = {**summarize_dataset(dataset), **added, "seconds": seconds}
+        summary["warnings"] += warn_about_far_levels(job)
     if (files := job.new_files) is None:
         return summary
     n_new = len(files.new)

@@ -50,6 +50,7 @@ from storage.sources import (
     collect_tags,
     expand_sources,
     find_basket_items,
+    find_far_levels,
     find_new_files,
     format_plain_map,
     is_basket_file,
@@ -455,6 +456,20 @@ def summarize_long_append(job: IngestJob, dataset: BinaryDataset) -> dict[str, A
         "features_added": list(dataset.feature_names[job.base.n_features :]),
         "features_ignored": list(source.ignored_features),
     }
+
+
+def warn_about_far_levels(job: IngestJob) -> list[str]:
+    """Warn about levels of a new dataset, found or declared by a file, that may mean missing."""
+    source = job.sources[0] if job.sources and job.base is None else None
+    maps = source.options.feature_maps if isinstance(source, Source) else {}
+    far_levels = {id(value_map): find_far_levels(value_map) for value_map in maps.values()}
+    found = [(name, far_levels[id(value_map)]) for name, value_map in maps.items()]
+    names = [f"{name}={level}" for name, own in found for level in own.values()]
+    codes = dict.fromkeys(code for _, own in found for code in own)
+    listed = join_names([repr(name) for name in names], _MAX_NAMES)
+    options = " ".join(f"--missing {code}" for code in codes)
+    text = f"levels that are far from the others: {listed}; if they mean missing, use {options}"
+    return [text] * bool(names)
 
 
 def summarize_dataset(dataset: BinaryDataset) -> dict[str, Any]:

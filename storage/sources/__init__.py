@@ -35,6 +35,7 @@ from storage.sources.matrix_market import open_matrix_market
 from storage.sources.new_files import NewFiles, collect_tags, list_new_files
 from storage.sources.ordered_levels import (
     check_same_levels,
+    find_far_levels,
     make_feature_maps,
     parse_levels,
     parse_ordinal,
@@ -66,6 +67,7 @@ __all__ = [
     "collect_tags",
     "expand_sources",
     "find_basket_items",
+    "find_far_levels",
     "find_new_files",
     "format_map",
     "format_plain_map",

@@ -21,6 +21,7 @@ from storage.quoting import (
     unquote,
 )
 from storage.sources.value_codes import (
+    MISSING,
     ReadOptions,
     ValueMap,
     find_map,
@@ -29,6 +30,8 @@ from storage.sources.value_codes import (
 )
 
 _RANGE = re.compile(r"(.*):(-?\d+)-(-?\d+)")
+_INTEGER = re.compile(r"-?\d+")
+_POSITIVE_CODE, _NEGATIVE_CODE = (re.compile(p) for p in (r"9*[789]|7+|8+", r"-(9*[789]|7+|8+|1)"))
 _CANDIDATES = tuple(map(str, range(-100, 150)))  # as many as there are codes of levels
 
 
@@ -268,3 +271,39 @@ def select_occurring_levels(
             )
         found[name] = levels
     return found
+
+
+def find_far_levels(value_map: ValueMap) -> dict[str, str]:
+    """Return the levels whose numbers look like codes for missing values, by number.
+
+    Such codes are negative or the highest numbers, up to three of them, such as 8 and 9, or 99, and
+    far from the others.
+    """
+    levels = {value: value_map.levels[code] for value, code in value_map.codes if code != MISSING}
+    texts = {int(value): value for value in levels if _INTEGER.fullmatch(value)}
+    if len(texts) < len(levels):
+        return {}
+    values = sorted(texts)
+    n_low = sum(value < 0 for value in values)
+    low, scale = values[:n_low], values[n_low:]
+    high = next((scale[-n:] for n in (3, 2, 1) if _are_far_above(scale[:-n], scale[-n:])), [])
+    scale = scale[: len(scale) - len(high)]
+    are_codes = 0 < n_low <= 3 and all(_NEGATIVE_CODE.fullmatch(texts[value]) for value in low)
+    if not are_codes or len(scale) < 2 or scale[0] - low[-1] <= max(np.diff(scale)):
+        low = []
+    return {texts[value]: levels[texts[value]] for value in (*low, *high)}
+
+
+def _are_far_above(scale: Sequence[int], codes: Sequence[int]) -> bool:
+    """Return whether integers are codes for missing values, given those below them.
+
+    The highest levels of a scale may be rare: single digits need a 9, and another code or a gap
+    that is as long as the scale.
+    """
+    if len(scale) < 2 or not all(_POSITIVE_CODE.fullmatch(str(code)) for code in codes):
+        return False
+    gap = codes[0] - scale[-1]
+    if gap <= 2 * max(np.diff(scale)):
+        return False
+    is_long = gap >= max(4, scale[-1] - scale[0])
+    return codes[0] > 9 or (9 in codes and (len(codes) > 1 or is_long))

@@ -266,3 +266,21 @@ def test_long_tables_with_declared_categories(plain_cli, tmp_path):
     assert done.code == 0, done.err
     assert read(tmp_path / "d.zarr")[3:].tolist() == [[0, 9, 9], [9, 9, 1], [9, 9, 2]]
     assert {*open_dataset(tmp_path / "d.zarr").feature_levels.values()} == {tuple(WORDS)}
+
+
+def test_codes_for_missing_among_the_levels(plain_cli, tmp_path):
+    (tmp_path / "a.csv").write_text("a,b,c\n1,0,1\n-99,9,2\n5,1,3\n3,,4\n")
+    words = ["ingest", "a.csv", "--dataset", "d.zarr", "--ordinal", "*", "--overwrite"]
+    text = "levels that are far from the others: 'a=-99', 'b=9'; if they mean missing, use "
+    options = "--missing -99 --missing 9"
+    assert text + options in plain_cli(*words, "--json").json["warnings"]
+    done = plain_cli(*words, *options.split(), "--json")
+    assert (done.code, done.json["warnings"]) == (0, [])
+    assert open_dataset(tmp_path / "d.zarr").feature_levels == {
+        "a": ("1", "3", "5"),
+        "c": ("1", "2", "3", "4"),
+    }
+    assert read(tmp_path / "d.zarr").tolist() == [[0, 0, 0], [9, 9, 1], [2, 1, 2], [1, 9, 3]]
+    added = plain_cli("ingest", "a.csv", "--dataset", "d.zarr", "--append")
+    assert added.code == 0, added.err
+    assert read(tmp_path / "d.zarr")[5].tolist() == [9, 9, 1]

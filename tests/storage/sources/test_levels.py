@@ -18,6 +18,7 @@ from storage.quoting import quote
 from storage.sources import (
     ReadOptions,
     base,
+    find_far_levels,
     format_map,
     make_feature_maps,
     open_source,
@@ -174,6 +175,39 @@ def test_row_groups_may_lack_categories_but_not_contradict_each_other(tmp_path):
     message = 'categories a<d<"<b"<b and, in other rows, b<d. Name their order: levels='
     with pytest.raises(DataError, match=re.escape(message)):
         read(path)
+
+
+@pytest.mark.parametrize(
+    ("values", "far"),
+    [
+        ([-99, *range(1, 6)], ["-99"]),
+        ([*range(1, 6), 99], ["99"]),
+        ([*range(11), 98, 99], ["98", "99"]),
+        ([-9, -8, 0, 1, 9], ["-9", "-8", "9"]),
+        ([*range(1, 6), 8, 9], ["8", "9"]),
+        ([*range(1, 6), 9], ["9"]),
+        ([-1, *range(1, 5)], ["-1"]),
+        ([10, 20, 30, 99], ["99"]),
+        (range(11), []),
+        ([0, 1, 2, 3, 8], []),
+        ([*range(6), 9], []),
+        ([*range(7), 9, 10], []),
+        ([0, 1, 2, 7, 10], []),
+        ([0, 3, 5, 9], []),
+        ([1, 2, 3, 7], []),
+        ([1, 2, 3, 12], []),
+        (range(-1, 5), []),
+        (range(-3, 4), []),
+        ([-3, -1, 1, 3], []),
+        ([-1, 1], []),
+        ([1, 9], []),
+        ([95, 97, 98, 99], []),
+        (["never", "9"], []),
+    ],
+)
+def test_levels_that_may_mean_missing(values, far):
+    value_map = make_feature_maps({"a": tuple(map(str, values))})["a"]
+    assert [*find_far_levels(value_map)] == far
 
 
 def write_statistics(path, **options):
