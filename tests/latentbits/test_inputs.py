@@ -194,12 +194,12 @@ def test_which_inputs_are_read_in_batches(X: np.ndarray) -> None:
 
 
 def test_a_missing_0_is_not_false() -> None:
-    X = np.array([[0, 1], [2, False], [1, True]], object)
+    X = np.array([[0, 1], [2, False], [1, True], [1, 2]], object)
     with pytest.raises(FitError, match=r"row 2 .* the value is False"):
         lb.from_numpy(X, map={0: None, 1: 1, 2: 0})
     with pytest.raises(FitError, match=r"row 2 .* the value is False"):
         lb.from_dataframe(
             pd.DataFrame({"a": [1, 2], "b": [True, False]}), map={0: None, 1: 1, 2: 0}
         )
-    dataset = lb.from_numpy(X[:, :1], map={0: None, 1: 1, 2: 0})
-    assert dataset.n_rows == 3
+    dataset = lb.from_numpy(X[:, [0, 0]], map={0: None, 1: 1, 2: 0})
+    assert dataset.n_rows == 4
