@@ -743,9 +743,10 @@ def _build_model(name: str, components: int | str | None, settings: Mapping[str,
 def _read_pattern(pattern: Any, features: Sequence[str]) -> LoadingPattern:
     """Read a loading pattern from a path or a data frame."""
     if isinstance(pattern, str | PathLike):
-        from flows.data.loading_patterns import read_pattern_columns  # imports what reads files
+        from flows.data.parameter_tables import read_parameter_table  # imports what reads files
 
-        return make_loading_pattern(read_pattern_columns(Path(pattern)), features, str(pattern))
+        columns = read_parameter_table(Path(pattern), "pattern")
+        return make_loading_pattern(columns, features, str(pattern))
     import narwhals as nw  # only data frames need it
 
     try:

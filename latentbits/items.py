@@ -39,7 +39,7 @@ def read_items(items: Any) -> KnownItems:
         remedy = "Give the columns feature, slope and offset."
         frame = wrap_frame(items, remedy)
         items = read_columns(frame, list_columns(frame))
-    return parse_known_items({k: np.atleast_1d(v).tolist() for k, v in items.items()}, "the table")
+    return parse_known_items({k: list(np.atleast_1d(v)) for k, v in items.items()}, "the table")
 
 
 class LinkedItems(ResultDisplayMixin, dict[str, Any]):

@@ -22,6 +22,7 @@ OPTIONS = frozenset(
         *("dif", "dif_purify", "dif_test", "drift_limit", "drop", "drop_constant", "duplicates"),
         *(
             "executor",
+            "encoding",
             "features",
             "folds",
             "genotypes",

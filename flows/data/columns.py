@@ -137,6 +137,14 @@ class RoleOptions(TypedDict, total=False):
             "Repeatable.",
         ),
     ]
+    encoding: Annotated[
+        str,
+        Option(
+            group=VALUES,
+            help="Encoding of text files, such as latin-1. [default: that of the byte-order mark, "
+            "or else utf-8]",
+        ),
+    ]
     features: Annotated[
         Repeatable,
         Option(
@@ -176,6 +184,8 @@ class ColumnRoles:
         Features with ordered levels, spelt as in `--levels` and `--ordinal`.
     continuous
         Continuous features, spelt as in `--continuous`.
+    encoding
+        The encoding of text files without a byte-order mark.
     features, drop
         Columns to use as the only features, and columns to leave out: names and patterns.
     drop_constant
@@ -200,6 +210,7 @@ class ColumnRoles:
     levels: tuple[str, ...] = ()
     ordinal: tuple[str, ...] = ()
     continuous: tuple[str, ...] = ()
+    encoding: str | None = None
 
     def __post_init__(self) -> None:
         if self.segments is not None and self.segments < 1:
@@ -243,7 +254,15 @@ class ColumnRoles:
             *map(parse_ordinal, self.ordinal),
             *chain.from_iterable(map(parse_continuous, self.continuous)),
         )
-        return ReadOptions(self.missing, self.threshold, columns, maps, self.features, self.drop)
+        return ReadOptions(
+            self.missing,
+            self.threshold,
+            columns,
+            maps,
+            self.features,
+            self.drop,
+            encoding=self.encoding,
+        )
 
     def with_source_columns(self, source: Any) -> ColumnRoles:
         """Add the roles that the source's format defines itself."""
@@ -259,8 +278,8 @@ class ColumnRoles:
         return replace(self, segment_by=segment, split_by=split, keep=keep)
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values to store; `levels`, `ordinal`, `continuous` only if there are any."""
-        optional = ("levels", "ordinal", "continuous")
+        """Return JSON values to store, without empty ones that older versions do not know."""
+        optional = ("levels", "ordinal", "continuous", "encoding")
         return {n: v for n, v in asdict(self).items() if v or n not in optional}
 
     @property

@@ -342,10 +342,11 @@ def _open_sources(
     levels: Mapping[str, tuple[str, ...]],
 ) -> list[Any]:
     """Open sources; `levels` are those of features that are known before reading."""
-    items = base.feature_names if base else find_basket_items(list(filter(is_basket_file, names)))
     options = replace(
         roles.read_options, is_append=base is not None, feature_maps=make_feature_maps(levels)
     )
+    baskets = list(filter(is_basket_file, names))
+    items = base.feature_names if base else find_basket_items(baskets, options.encoding)
     _check_example_options(names, options)
     if roles.long:
         target = {}

@@ -8,8 +8,10 @@ from typing import Any
 
 from flows.cli.options import parse_local_path
 from flows.data.datasets import load_fitted_model
+from flows.data.parameter_tables import read_parameter_table
 from pipeline.models.known_items import KnownItems, get_fitted_items, parse_known_items
 from storage.errors import DataError
+from storage.sources.value_codes import MISSING_TOKENS
 from storage.stores.locations import parse_path
 from storage.stores.object_path import is_url
 
@@ -39,26 +41,16 @@ def read_known_items(name: str) -> KnownItems:
         names = fitted.feature_names
         return get_fitted_items(fitted.model, fitted.params, names, source, fitted.digest)
     path = parse_local_path(name)
-    table = _read_table(path)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    columns = {column: table[column].to_pylist() for column in dict.fromkeys(table.column_names)}
-    return parse_known_items(columns, str(path.resolve()), digest)
-
-
-def _read_table(path: Path) -> Any:
-    import pyarrow as pa
-    import pyarrow.csv as pa_csv
-    import pyarrow.parquet as pa_parquet
-
     if path.suffix not in _TABLES:
         raise DataError(
             f"{{items}}: {path} is neither a .csv or .parquet table nor the folder of a fit."
         )
-    try:
-        if path.suffix == ".parquet":
-            return pa_parquet.read_table(path)
-        as_text = pa_csv.ConvertOptions(column_types={"feature": pa.string()})
-        return pa_csv.read_csv(path, convert_options=as_text)
-    except (OSError, pa.ArrowInvalid) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise DataError(f"{{items}}: {path} cannot be read ({reason}).") from error
+    columns = read_parameter_table(path, "items")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    for column in columns.keys() - {"feature"}:
+        columns[column] = [None if _is_missing(value) else value for value in columns[column]]
+    return parse_known_items(columns, str(path.resolve()), digest)
+
+
+def _is_missing(value: Any) -> bool:
+    return isinstance(value, str) and value.lower() in MISSING_TOKENS

@@ -24,7 +24,7 @@ from flows.data.datasets import (
     resolve_split,
 )
 from flows.data.known_items import read_known_items
-from flows.data.loading_patterns import read_pattern_columns
+from flows.data.parameter_tables import read_parameter_table
 from flows.fitting.kept_statistics import open_kept_statistics
 from flows.fitting.options import FitOptions
 from flows.fitting.provenance import compute_fingerprint, describe_artifact
@@ -177,7 +177,7 @@ def prepare_fit(options: FitOptions) -> FitPlan:
     pattern = None
     if options.pattern is not None:
         path = parse_local_path(options.pattern)
-        columns = read_pattern_columns(path)
+        columns = read_parameter_table(path, "pattern")
         pattern = make_loading_pattern(columns, dataset.feature_names, str(path))
         model = match_traits(model, pattern, options.components)
     truth = _load_truth(model, dataset) if options.truth else None

@@ -19,6 +19,7 @@ from pipeline.data.features import (
     find_continuous,
     join_values,
     list_features,
+    parse_number,
     split_values,
 )
 from pipeline.data.tables import BinaryTable, join_tables
@@ -301,13 +302,12 @@ class MemoryDataset(ResultDisplayMixin):
         """Return the number of each text of a column, and NaN for code -1, (n_texts + 1,)."""
         numbers = []
         for text in self.levels[name]:
-            try:
-                numbers.append(float(text))
-            except ValueError:
+            if (number := parse_number(text)) is None:
                 raise FitError(
                     f"Column {name!r} contains the text {text!r}, which is not a number. Choose a "
                     "column of numbers."
-                ) from None
+                )
+            numbers.append(number)
         return np.array([*numbers, np.nan])
 
     def _find_split_code(self, split: str | None) -> int | None:

@@ -71,6 +71,24 @@ def join_levels(levels: Sequence[str]) -> str:
     return "<".join(level if plain else text for level, text, plain in names)
 
 
+def parse_number(value: Any) -> float | None:
+    """Return the number that a value is, or that a text states; None for anything else.
+
+    Truth values, durations and complex numbers are none. Python also reads 1_000, digits of other
+    alphabets, and infinity as numbers; no file means them.
+    """
+    if isinstance(value, str):
+        value = value.strip()
+        if "_" in value or not value.isascii() or value.lower().endswith("infinity"):
+            return None
+    elif isinstance(value, bool | np.bool | np.timedelta64 | np.complexfloating):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
 def list_features(dataset: HasFeatures) -> tuple[Feature, ...]:
     """Return the features of a dataset."""
     levels = dataset.feature_levels

@@ -20,6 +20,7 @@ from pipeline.data.features import (
     list_features,
     list_plane_names,
     name_planes,
+    parse_number,
 )
 from pipeline.errors import FitError
 
@@ -89,21 +90,13 @@ def cut_levels(dataset: DatasetT, cuts: Sequence[str]) -> DatasetT:
 
 def _parse_threshold(feature: Feature, text: str, cut: str) -> float:
     """Return the lowest value of a continuous feature that counts as 1."""
-    threshold = _parse_number(text)
-    if threshold is None:
+    threshold = parse_number(text)
+    if threshold is None or not math.isfinite(threshold):
         raise FitError(
             f"{{cut={cut}}}: {feature.name!r} is continuous, but {text!r} is not a number. Name "
             "the lowest value that counts as 1."
         )
     return threshold
-
-
-def _parse_number(text: str) -> float | None:
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
 
 
 def _find_level(feature: Feature, level: str, cut: str) -> int:
@@ -143,7 +136,7 @@ def view_as_fitted(dataset: DatasetT, fitted: Sequence[Feature]) -> DatasetT:
     continuous = {feature.name for feature in features if feature.kind == "continuous"}
     for feature in fitted:
         name, _, text = feature.name.rpartition(">=")
-        threshold = _parse_number(text)
+        threshold = parse_number(text)
         if feature.name not in places and name in continuous and threshold is not None:
             places[feature.name] = Feature(feature.name), [(name, threshold)]
     if any(feature.name not in places for feature in fitted):

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     import narwhals as nw
 
 _SPLIT = "split"
-_NUMBERS = (bool, int, float, np.number, np.bool)
+_OTHER_KINDS = "cmM"
+"""Kinds of NumPy types that Python converts to numbers, or compares with them: complex numbers,
+durations and dates."""
+_NUMBERS = (bool, int, float, np.integer, np.floating, np.bool)
 NOT_BINARY_REMEDY = (
     "Use threshold=T, map={VALUE: 1, VALUE: 0}, levels=[LOWEST, …, HIGHEST] or continuous=[NAME], "
     "or name the column in keep if it is not a feature."
@@ -324,6 +327,12 @@ def convert_values(
         Names of the levels, by feature. Other features are binary. Those without levels are
         continuous, and get 0 here; see `convert_numbers`.
     """
+    if (data := np.ma.getdata(values)).dtype.kind in _OTHER_KINDS and data.size:
+        raise FitError(
+            f"row {first + 1} (counted from 1), column {names[0]!r}: the value is {data.flat[0]}, "
+            f"of type {data.dtype}, not a number or a text. Convert the column, or name it in keep "
+            "if it is not a feature."
+        )
     if not any(name in levels for name in names):
         bits = apply_binarization_rule(values, names, rule, first)
         return convert_to_bits(bits, names, remedy, first)
@@ -518,6 +527,8 @@ def _convert_to_texts(values: NDArray[Any]) -> NDArray[Any]:
 def _convert_to_numbers(values: NDArray[Any]) -> NDArray[Any]:
     if values.dtype.kind in "biuf":
         return values
+    if values.dtype.kind in _OTHER_KINDS:
+        return np.full(values.shape, np.inf)
     return np.array([_convert_to_number(value) for value in values.ravel()]).reshape(values.shape)
 
 
@@ -526,7 +537,7 @@ def _convert_to_number(value: Any) -> float:
 
     Numbers come first and need no further test, because single rows are converted value by value.
     """
-    if isinstance(value, _NUMBERS):
+    if isinstance(value, _NUMBERS) and not isinstance(value, np.timedelta64):
         try:
             return float(value)
         except OverflowError:  # a whole number of more than 308 digits

@@ -22,7 +22,7 @@ from scipy.special import logsumexp
 
 from pipeline.data.blocks import BinaryBlock, pack_block
 from pipeline.data.display import DisplayItems, ResultDisplayMixin
-from pipeline.data.features import Feature, find_continuous, split_values
+from pipeline.data.features import Feature, find_continuous, parse_number, split_values
 from pipeline.data.matching import get_fitted_segments
 from pipeline.data.tables import name_level
 from pipeline.errors import FitError, format_suggestion
@@ -168,11 +168,8 @@ def make_query(
 def _find_value(feature: Feature, value: Any) -> float:
     """Return a level counted from 0, or a number, given the value that a user writes."""
     if not feature.levels:
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            number = np.nan
-        if not abs(number) <= float(np.finfo(np.float32).max):  # also refuses NaN
+        number = parse_number(value)
+        if number is None or not abs(number) <= float(np.finfo(np.float32).max):  # refuses NaN
             raise FitError(
                 f"{feature.name!r} is continuous, but its value is {value!r}. Pass a finite "
                 "number.",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.features import Feature, are_binary
+from pipeline.data.features import Feature, are_binary, parse_number
 from pipeline.errors import FitError
 from pipeline.models.base import Model
 from pipeline.models.known_levels import KnownLevels, find_different_levels, measure_forms
@@ -372,13 +372,13 @@ def _parse_numbers(
         )
     values = np.empty(len(features))
     for k, value in enumerate(table[column]):
-        try:
-            values[k] = np.nan if value is None else float(value)
-        except (TypeError, ValueError):
+        number = np.nan if value is None else parse_number(value)
+        if number is None:
             raise FitError(
                 f"{{items}}: {source}: {column} of {features[k]} is {str(value)[:20]!r}, which is "
                 "not a number."
-            ) from None
+            )
+        values[k] = number
         if abs(values[k]) > limit or np.isinf(values[k]):
             largest = f"number up to {limit:,.0f}" if np.isfinite(limit) else "finite number"
             raise FitError(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.data.features import parse_number
 from pipeline.errors import FitError
 
 _NO_LOADING, _FREE = "0", "1"
@@ -152,7 +153,7 @@ def _read_entry(value: Any, item: str, trait: str, source: str) -> str:
         number = float(value)
     except (TypeError, ValueError):
         number = None
-    if number in (0.0, 1.0):
+    if number in (0.0, 1.0) and (isinstance(value, bool) or parse_number(value) is not None):
         return _FREE if number else _NO_LOADING
     if not text or number is not None:
         shown = f"is {text}" if text else "is empty"

@@ -27,6 +27,7 @@ from storage.format.schema import (
     make_levels_spec,
     open_checked_array,
 )
+from storage.numbers import parse_float
 from storage.stores.locations import AnyPath, checksum
 
 PAGE_TEXTS = 1 << 16
@@ -153,15 +154,14 @@ class Levels:
         """Return the number that each code's text states, (n,); NaN if the text is empty."""
         distinct, places = np.unique(codes, return_inverse=True)
         texts = self.decode(distinct)
-        try:
-            numbers = np.array([float(text) if text else np.nan for text in texts])
-        except ValueError:
-            text = next(text for text in texts if text and not _is_number(text))
+        numbers = [parse_float(text) if text else np.nan for text in texts]
+        if None in numbers:
+            text = texts[numbers.index(None)]
             raise DataError(
                 f"{self.folder}: column {self.name!r} contains the text {text!r}, which is not a "
                 "number. Choose a column of numbers."
-            ) from None
-        return numbers[places]
+            )
+        return np.array(numbers, np.float64)[places]
 
     def locate(self, codes: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return page and position of codes, (n,) each; raise `DataError` if one has no text."""
@@ -212,11 +212,3 @@ class Levels:
             f"{self.folder}: levels/{self.name}: the texts do not match the manifest. "
             "Ingest the dataset again."
         )
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

@@ -13,6 +13,7 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from storage.errors import DataError
+from storage.numbers import parse_float
 from storage.quoting import quote_prefix
 from storage.sources.base import Source, SourceBatch
 from storage.sources.ordered_levels import check_same_order, make_level_map, merge_orders
@@ -26,7 +27,6 @@ from storage.sources.value_codes import (
     encode_numbers,
     encode_tokens,
     find_map,
-    parse_float,
     store_numbers,
 )
 

@@ -24,7 +24,7 @@ class BasketSource(Source):
         feature_items = np.array([_parse_item(name) for name in self.feature_names])
         order = np.argsort(feature_items)
         first_row = 0
-        for items, counts in _iter_baskets(self.path):
+        for items, counts in _iter_baskets(self.path, self.options.encoding):
             nearest = np.searchsorted(feature_items, items, sorter=order)
             features = order[nearest.clip(max=len(order) - 1)]
             unknown = feature_items[features] != items
@@ -59,24 +59,26 @@ def open_baskets(
 ) -> BasketSource:
     """Open a `.dat` file whose features are `items`, by default the items found in a first pass."""
     check_implicit_zeros(path, options)
-    names = find_basket_items([path]) if items is None else tuple(items)
+    names = find_basket_items([path], options.encoding) if items is None else tuple(items)
     return BasketSource(path=path, options=options, feature_names=names)
 
 
-def find_basket_items(paths: Sequence[str]) -> tuple[str, ...]:
+def find_basket_items(paths: Sequence[str], encoding: str | None = None) -> tuple[str, ...]:
     """Find the items of basket files, in numeric order; this reads all files once."""
     all_items = np.empty(0, np.int64)
     for path in paths:
         with open_local_copy(path) as (copy, _), translate_read_errors(copy):
-            for items, _ in _iter_baskets(copy):
+            for items, _ in _iter_baskets(copy, encoding):
                 all_items = np.union1d(all_items, items)
     return tuple(str(item) for item in all_items.tolist())
 
 
-def _iter_baskets(path: str) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+def _iter_baskets(
+    path: str, encoding: str | None
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Yield the items of a block of lines, and the number of items per line."""
     first_line = 0
-    with open_text(path) as stream:
+    with open_text(path, encoding) as stream:
         for block in iter_line_blocks(stream, NUMBER_BLOCK_BYTES):
             items, counts = parse_numbers(path, block, first_line, np.int64)
             if items.min(initial=0) < 0:

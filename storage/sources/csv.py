@@ -21,7 +21,12 @@ from storage.sources.base import (
     divide_columns,
     make_feature_names,
 )
-from storage.sources.text import TABLE_BLOCK_BYTES, iter_line_blocks, open_text
+from storage.sources.text import (
+    TABLE_BLOCK_BYTES,
+    check_block_encoding,
+    iter_line_blocks,
+    open_text,
+)
 from storage.sources.value_codes import (
     INVALID,
     ReadOptions,
@@ -58,7 +63,7 @@ class CsvSource(Source):
     def _read_batches(self) -> Generator[SourceBatch]:
         """Parse blocks of lines: as bits or numbers if possible, else as text."""
         first_row = 0
-        with open_text(self.path) as stream:
+        with open_text(self.path, self.options.encoding) as stream:
             if self.has_header:
                 stream.readline()
             for block in iter_line_blocks(stream, TABLE_BLOCK_BYTES):
@@ -78,6 +83,7 @@ class CsvSource(Source):
         try:
             return self._read(dict.fromkeys(self.feature_names, pa.string()), block), self.options
         except pa.ArrowInvalid as error:
+            check_block_encoding(self.path, self.options.encoding, block)
             self._refuse_ragged(block, first_row)
             place, reason = self.format_row_place(first_row), " ".join(str(error).split())
             raise DataError(
@@ -184,7 +190,7 @@ def open_csv(path: str, options: ReadOptions) -> CsvSource:
 
     A first line of nothing but values and missing tokens counts as a row, not as a header.
     """
-    delimiter, words = read_csv_header(path)
+    delimiter, words = read_csv_header(path, options.encoding)
     has_header = bool((encode_tokens(words, ReadOptions(options.missing)) == INVALID).any())
     if has_header and _is_row(words, options):
         raise DataError(
@@ -204,15 +210,22 @@ def open_csv(path: str, options: ReadOptions) -> CsvSource:
     )
 
 
-def read_csv_header(path: str) -> tuple[str, list[str]]:
+def read_csv_header(path: str, encoding: str | None) -> tuple[str, list[str]]:
     """Read the first line and return the delimiter and the words.
 
     Raises `DataError` if there is no first line, or its delimiter is ambiguous or unexpected.
     """
-    with open_text(path) as stream:
-        lines = [line.decode("utf-8-sig") for line in (stream.readline(), stream.readline())]
-        delimiter = _find_delimiter(path, lines)
-        words = [word.strip() for word in _split_line(lines[0], delimiter)]
+    with open_text(path, encoding) as stream:
+        start = stream.readline(), stream.readline()
+    check_block_encoding(path, encoding, b"".join(start))
+    lines = [line.decode() for line in start]
+    if "\0" in lines[0]:
+        raise DataError(
+            f"{path}: the first line contains NUL characters, as UTF-16 does. Name the encoding, "
+            "such as {encoding=utf-16-le}, or save the file as UTF-8."
+        )
+    delimiter = _find_delimiter(path, lines)
+    words = [word.strip() for word in _split_line(lines[0], delimiter)]
     if not words:
         raise DataError(f"{path}: the first line is empty.")
     _refuse_other_marks(path, words, delimiter)

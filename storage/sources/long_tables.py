@@ -55,7 +55,7 @@ from storage.sources.spool import (
     spool_numbers,
     spool_updates,
 )
-from storage.sources.text import iter_line_blocks, open_text
+from storage.sources.text import check_block_encoding, iter_line_blocks, open_text
 from storage.sources.value_codes import (
     INVALID,
     MISSING,
@@ -188,11 +188,17 @@ class _FileColumns(NamedTuple):
 
     def check_header(self, names: Sequence[str]) -> None:
         """Raise `DataError` if a file lacks a column or has one twice."""
+        names = [*names]
         for name in self.file_columns:
             if name not in names:
                 raise DataError(
                     f"{self.path}: there is no column {name!r} among {', '.join(names[:8])}. "
                     "Check {long} and {keep}."
+                )
+            if names.count(name) > 1:
+                raise DataError(
+                    f"{self.path}: several columns have the name {name!r}. Rename all but the one "
+                    "to read."
                 )
         check_column_in_one_place(self.path, self.folder_values, names)
 
@@ -273,6 +279,12 @@ def _iter_parquet_batches(path: str, layout: _FileColumns) -> Iterator[pa.Record
     """Encode batches of lines on all CPUs; texts are read as codes, as most files store them."""
     schema = pa.parquet.read_schema(path, memory_map=True)
     layout.check_header(schema.names)
+    value = layout.columns.value
+    if value in layout.file_columns and pa.types.is_temporal(kind := schema.field(value).type):
+        raise DataError(
+            f"{layout.path}: column {value!r} holds {kind}, not booleans, numbers or text. Convert "
+            "it to numbers."
+        )
     texts = [name for name in layout.file_columns if is_text(schema.field(name).type)]
     options = {"read_dictionary": texts, "page_checksum_verification": True}
     with pa.parquet.ParquetFile(path, memory_map=True, **options) as file:
@@ -316,7 +328,7 @@ def _merge_batches(run: Sequence[pa.RecordBatch], value: str | None) -> pa.Recor
 def _iter_csv_batches(
     path: str, layout: _FileColumns, options: ReadOptions
 ) -> Iterator[pa.RecordBatch]:
-    delimiter, header = read_csv_header(path)
+    delimiter, header = read_csv_header(path, options.encoding)
     layout.check_header(header)
     file_columns = layout.file_columns
     types = dict.fromkeys(file_columns, pa.string())
@@ -333,9 +345,13 @@ def _iter_csv_batches(
         if are_bits:
             with suppress(pa.ArrowInvalid):
                 return read(bits, block)
-        return read(types, block)
+        try:
+            return read(types, block)
+        except pa.ArrowInvalid:
+            check_block_encoding(path, options.encoding, block)
+            raise
 
-    with open_text(path) as stream:
+    with open_text(path, options.encoding) as stream:
         stream.readline()
         yield from map_on_all_cpus(parse, iter_line_blocks(stream, _BLOCK_BYTES))
 

@@ -40,7 +40,7 @@ class MatrixMarketSource(Source):
     def _read_batches(self) -> Generator[SourceBatch]:
         """Order the entries on disk, then read the rows."""
         n_rows = self.header.sizes[0]
-        with open_text(self.path) as stream:
+        with open_text(self.path, self.options.encoding) as stream:
             for _ in range(self.header.n_lines):
                 stream.readline()
             is_array = self.header.layout == "array"
@@ -113,7 +113,7 @@ class MatrixMarketSource(Source):
 
 def open_matrix_market(path: str, options: ReadOptions) -> MatrixMarketSource:
     """Open a `.mtx` file; this reads its first lines."""
-    with open_text(path) as stream:
+    with open_text(path, options.encoding) as stream:
         header = _read_header(path, stream)
     if header.layout == "coordinate":
         check_implicit_zeros(path, options)
@@ -128,7 +128,7 @@ def open_matrix_market(path: str, options: ReadOptions) -> MatrixMarketSource:
 
 
 def _read_header(path: str, stream: BinaryIO) -> _Header:
-    banner = stream.readline().decode().lower().split()
+    banner = stream.readline().decode(errors="replace").lower().split()
     if len(banner) != 5 or banner[:2] != ["%%matrixmarket", "matrix"]:
         raise DataError(
             f"{path}: the first line is {' '.join(banner)[:60]!r}, but must have the form "

@@ -1,26 +1,167 @@
-"""Read text files, plain or gzip-compressed, in blocks of whole lines."""
+"""Read text files, plain or gzip-compressed, in blocks of whole lines.
+
+All readers get UTF-8: a file in another encoding is converted while it is read.
+"""
 
 from __future__ import annotations
 
+import codecs
 import gzip
+import io
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import DataError
+from storage.numbers import parse_float
 
 TABLE_BLOCK_BYTES = 1 << 23
 # A short number takes two bytes as text, but tens of bytes while it is processed.
 NUMBER_BLOCK_BYTES = 1 << 21
 
 
-def open_text(path: str) -> BinaryIO:
-    """Open a file for reading, decompressing it if its name ends in `.gz`."""
-    if path.lower().endswith(".gz"):
-        return cast(BinaryIO, gzip.open(path, "rb"))
-    return open(path, "rb")
+# A mark of UTF-32 may begin as one of UTF-16 does.
+_BYTE_ORDER_MARKS = {
+    codecs.BOM_UTF8: "utf-8",
+    codecs.BOM_UTF32_LE: "utf-32-le",
+    codecs.BOM_UTF32_BE: "utf-32-be",
+    codecs.BOM_UTF16_LE: "utf-16-le",
+    codecs.BOM_UTF16_BE: "utf-16-be",
+}
+_CONVERTED_CHARACTERS = 1 << 16
+
+
+def check_encoding_name(name: str | None) -> None:
+    """Raise `DataError` if Python does not know an encoding of texts by this name."""
+    with suppress(LookupError, UnicodeError, ValueError):
+        if name is None or isinstance("".encode(name), bytes):
+            return
+    raise DataError(
+        f"{{encoding={name}}}: there is no such encoding. Use latin-1, cp1252, utf-16 or another "
+        "one that Python knows."
+    )
+
+
+def open_text(path: str, encoding: str | None = None) -> BinaryIO:
+    """Open a file for reading as UTF-8, decompressing it if its name ends in `.gz`.
+
+    `encoding` is that of a file without a byte-order mark, by default UTF-8.
+    """
+    stream, encoding = _open_encoded(path, encoding)
+    if encoding == "utf-8":
+        return stream
+    return io.BufferedReader(_Utf8Converter(path, stream, encoding))
+
+
+def _open_encoded(path: str, encoding: str | None) -> tuple[BinaryIO, str]:
+    """Open a file after its byte-order mark, and return its encoding."""
+    stream = _open_file(path)
+    try:
+        start = stream.peek(4)[:4]
+        mark = next((mark for mark in _BYTE_ORDER_MARKS if start.startswith(mark)), b"")
+        stream.read(len(mark))
+    except BaseException:
+        stream.close()
+        raise
+    name = _BYTE_ORDER_MARKS.get(mark, encoding or "utf-8")
+    return cast(BinaryIO, stream), codecs.lookup(name).name
+
+
+def _open_file(path: str) -> Any:
+    return gzip.open(path, "rb") if path.lower().endswith(".gz") else open(path, "rb")
+
+
+class _Utf8Converter(io.RawIOBase):
+    """A file in another encoding, read as UTF-8."""
+
+    def __init__(self, path: str, stream: BinaryIO, encoding: str) -> None:
+        self._path, self._encoding, self._ready = path, encoding, b""
+        self._text = io.TextIOWrapper(stream, encoding, newline="")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._ready:
+            try:
+                self._ready = self._text.read(_CONVERTED_CHARACTERS).encode()
+            except UnicodeError as error:
+                check_encoding(self._path, self._encoding)
+                raise error  # the file has changed
+        part = self._ready[: len(buffer)]
+        buffer[: len(part)], self._ready = part, self._ready[len(part) :]
+        return len(part)
+
+    def close(self) -> None:
+        self._text.close()
+        super().close()
+
+
+def read_text(path: str) -> str:
+    """Read a small file of UTF-8, or of UTF-16 with a byte-order mark."""
+    with open_text(path) as stream:
+        data = stream.read()
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path}: line {line} is not UTF-8 text. Save it as UTF-8.") from error
+
+
+def check_block_encoding(path: str, encoding: str | None, block: bytes) -> None:
+    """Raise the error of `check_encoding` if a block of the file is not UTF-8."""
+    try:
+        block.decode()
+    except UnicodeDecodeError:
+        check_encoding(path, encoding)
+
+
+def check_encoding(path: str, encoding: str | None = None) -> None:
+    """Raise `DataError` with the first line of a file that is not text of its encoding.
+
+    This reads the file, so that it is for files that cannot be parsed.
+    """
+    stream, name = _open_encoded(path, encoding)
+    with stream:
+        decoder, line = codecs.getincrementaldecoder(name)(), 1
+        while True:
+            data = stream.read(NUMBER_BLOCK_BYTES)
+            try:
+                text = decoder.decode(data, final=not data)
+            except UnicodeDecodeError as error:
+                before = error.object[: error.start].decode(name, "replace")
+                raise _make_encoding_error(path, name, line + before.count("\n"), error) from error
+            line += text.count("\n")
+            if not data:
+                return
+
+
+def _make_encoding_error(path: str, name: str, line: int, error: UnicodeDecodeError) -> DataError:
+    wrong = error.object[error.start : error.end]
+    place = f"{path}: line {line}: the bytes {wrong.hex(' ')} are not {name.upper()} text"
+    if name != "utf-8":
+        return DataError(f"{place}. Check the file, or name its encoding: {{encoding=NAME}}.")
+    start = max(0, (error.start & ~1) - 1000)
+    guess = _guess_encoding(error.object[start : error.start + 1000])
+    return DataError(
+        f"{place}. If the file was written in another encoding, name it, such as "
+        f"{{encoding={guess}}}, or save the file as UTF-8."
+    )
+
+
+def _guess_encoding(data: bytes) -> str:
+    """Guess the encoding of bytes that are not UTF-8, from an even place in a file on."""
+    if 0 in data:
+        return "utf-16-be" if data[::2].count(0) > data[1::2].count(0) else "utf-16-le"
+    # These bytes are rare control characters in Latin-1, but letters and marks in Windows files.
+    if any(0x80 <= byte < 0xA0 for byte in data):
+        with suppress(UnicodeDecodeError):
+            data.decode("cp1252")
+            return "cp1252"
+    return "latin-1"
 
 
 def iter_line_blocks(stream: BinaryIO, n_bytes: int) -> Iterator[bytes]:
@@ -77,9 +218,12 @@ def _make_not_a_number_error(
     noun = "a whole number" if dtype is np.int64 else "a number"
     for number, line in enumerate(block.split(b"\n"), start=first_line + 1):
         for word in line.split():
+            text = word.decode(errors="replace")
             try:
-                dtype(word.decode())
+                is_number = parse_float(text) is not None and dtype(text) is not None
             except (ValueError, OverflowError):
+                is_number = False
+            if not is_number:
                 shown = repr(word[:40].decode(errors="replace"))
                 return DataError(f"{path}: line {number}: {shown} is not {noun}. Correct the line.")
     return DataError(f"{path}: a word after line {first_line} is not {noun}. Check the file.")

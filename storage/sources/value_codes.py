@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from storage.dataset.feature_levels import MAX_LEVELS
 from storage.errors import DataError
+from storage.numbers import parse_float
 from storage.quoting import (
     join_levels,
     quote,
@@ -24,6 +25,7 @@ from storage.quoting import (
     split_quoted,
     unquote,
 )
+from storage.sources.text import check_encoding_name
 
 ValueCodes = NDArray[np.uint8]
 
@@ -68,20 +70,6 @@ def parse_number(text: str) -> float | None:
     if word in ("true", "false"):
         return float(word == "true")
     return parse_float(word)
-
-
-def parse_float(text: str) -> float | None:
-    """Parse a number; return None for anything else.
-
-    Python also reads 1_000, digits of other alphabets, and infinity as numbers; no file means them.
-    """
-    word = text.strip()
-    if "_" in word or not word.isascii() or word.lower().endswith("infinity"):
-        return None
-    try:
-        return float(word)
-    except ValueError:
-        return None
 
 
 @dataclass(frozen=True)
@@ -258,6 +246,8 @@ class ReadOptions:
         Whether rows are appended, so that names in `features` and `drop` may be absent.
     feature_maps
         Maps of single features by name, which precede `maps`.
+    encoding
+        The encoding of text files without a byte-order mark, by default UTF-8.
     """
 
     missing: tuple[str, ...] = ()
@@ -268,8 +258,10 @@ class ReadOptions:
     drop: tuple[str, ...] = ()
     is_append: bool = False
     feature_maps: Mapping[str, ValueMap] = field(default_factory=dict)
+    encoding: str | None = None
 
     def __post_init__(self) -> None:
+        check_encoding_name(self.encoding)
         if self.threshold is not None and not math.isfinite(self.threshold):
             raise DataError(f"{{threshold}} is {self.threshold}, but must be a finite number.")
         if self.maps and self.threshold is not None:

@@ -125,3 +125,24 @@ def test_what_was_left_out_of_a_long_table_is_left_out_of_more(plain_cli, tmp_pa
     added = plain_cli("ingest", "more.csv", "--dataset", "d.zarr", "--append")
     assert added.code == 0, added.err
     assert open_dataset(tmp_path / "d.zarr").feature_names == ("a", "b")
+
+
+def test_the_encoding_is_recorded_and_used_for_appended_files(plain_cli, tmp_path):
+    (tmp_path / "a.csv").write_text("id,Größe,b\nä,1,0\nö,0,1\n", encoding="latin-1")
+    refused = plain_cli("ingest", "a.csv", "--dataset", "d.zarr", "--keep", "id").check_refused()
+    assert "a.csv: line 1: the bytes f6 are not UTF-8 text" in refused
+    assert "--encoding latin-1" in refused
+    options = ["--keep", "id", "--encoding", "latin-1"]
+    done = plain_cli("ingest", "a.csv", "--dataset", "d.zarr", *options)
+    assert done.code == 0, done.err
+    (tmp_path / "b.csv").write_text("id,Größe,b\nü,1,1\n", encoding="latin-1")
+    done = plain_cli("ingest", "b.csv", "--dataset", "d.zarr", "--append")
+    assert done.code == 0, done.err
+    (tmp_path / "c.csv").write_text("id,Größe,b\nß,0,0\n", encoding="utf-8-sig")
+    done = plain_cli("ingest", "c.csv", "--dataset", "d.zarr", "--append")
+    assert done.code == 0, done.err
+    dataset = open_dataset(tmp_path / "d.zarr")
+    assert dataset.manifest["ingest"]["encoding"] == "latin-1"
+    assert dataset.feature_names == ("Größe", "b")
+    ids = dataset.column("id").tolist()
+    assert ids == ["ä", "ö", "ü", "ß"]

@@ -75,7 +75,8 @@ def test_the_order_of_items_does_not_matter(cli, folder) -> None:
         ("a,1,0", "feature,slope,other", "has no column 'offsets'"),
         ("a,1,0", "feature,other,offset", "has no column 'slope'"),
         ("a,1,0", "item,slope,offset", "has no column 'feature'"),
-        ("a,1", "feature,slope,offset", "cannot be read"),
+        ("a,1", "feature,slope,offset", "has 2 values in the line of 'a', but 3 columns"),
+        ("a,1,2,0", "feature,slope,slope,offset", "has columns with the same name: 'slope'"),
     ],
 )
 def test_tables_that_do_not_fit_are_refused(

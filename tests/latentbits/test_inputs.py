@@ -203,3 +203,29 @@ def test_a_missing_0_is_not_false() -> None:
         )
     dataset = lb.from_numpy(X[:, [0, 0]], map={0: None, 1: 1, 2: 0})
     assert dataset.n_rows == 4
+
+
+COMPLEX = np.array([[1 + 2j, 0], [0, 1]])
+DURATIONS = np.array([[1, 0], [0, 1]], "timedelta64[ns]")
+
+
+@pytest.mark.parametrize("values", [COMPLEX, DURATIONS, DURATIONS.view("datetime64[ns]")])
+def test_complex_numbers_durations_and_dates_are_refused(values: np.ndarray) -> None:
+    inputs: list[Any] = [values, pd.DataFrame(values, columns=["a", "b"])]
+    inputs += [da.from_array(values), pd.DataFrame({"a": [0, 1], "b": values[0]})]
+    if values.dtype.kind == "c":
+        inputs.append(scipy.sparse.csr_array(values))
+    else:
+        inputs.append(pl.DataFrame({"a": values[:, 0], "b": [0, 1]}))
+    kinds: tuple[dict[str, Any], ...] = ({}, {"threshold": 0.5}, {"map": {1: 1, 0: 0}})
+    for data in inputs:
+        make = lb.from_dataframe if hasattr(data, "columns") else lb.from_numpy
+        for options in kinds:
+            with pytest.raises(FitError, match=f"row 1 .* of type {values.dtype.name[:8]}"):
+                make(data, **options)  # type: ignore[operator]
+    objects = np.array([[np.complex128(1 + 2j), 0], [0, np.timedelta64(1, "D")]], object)
+    for columns in ([0, 0], [1, 1]):
+        with pytest.raises(FitError, match="not 0, 1, True, False or missing"):
+            lb.from_numpy(objects[:, columns])
+    with pytest.raises(FitError, match=r"row 1 .* the value is .* not a number"):
+        lb.from_dataframe(pd.DataFrame({"a": values[:, 0], "b": [0, 1]}), continuous=["a"])

@@ -215,12 +215,12 @@ def test_header(tmp_path, text, message):
 def test_text_that_is_not_utf8(tmp_path):
     path = written(tmp_path, "data.csv", b"a,b,who\n1,0,x\n1,0,\xff\n")
     message = refusal(path, ReadOptions(row_columns=("who",)))
-    assert message.startswith(
-        "data.csv: row 1 (data rows counted from 1) or after: the text cannot be"
+    assert message == (
+        "data.csv: line 3: the bytes ff are not UTF-8 text. If the file was written in another "
+        'encoding, name it, such as encoding="latin-1", or save the file as UTF-8.'
     )
-    assert refusal(written(tmp_path, "b.csv", b"a,\xff\n")).startswith(
-        "b.csv: the file cannot be read"
-    )
+    message = refusal(written(tmp_path, "b.csv", b"a,\xff\n"))
+    assert message.startswith("b.csv: line 1: the bytes ff are not UTF-8 text")
 
 
 def test_unclosed_quote_does_not_swallow_rows(tmp_path):
@@ -357,6 +357,7 @@ BANNER = "%%MatrixMarket matrix coordinate real general\n"
         (BANNER + "3 4 2\n1 1 1\n\n1 2\n", "line 5: the line must have 3 numbers, but has 2."),
         (BANNER + "3 4 2\n1 1 1\n1 x 1\n", "line 4: 'x' is not a number."),
         (BANNER + "3 4 2\n1 1 1\n1 1-2 1\n", "line 4: '1-2' is not a number."),
+        (BANNER + "3 4 2\n1 1 1\n1 2 1_0\n", "line 4: '1_0' is not a number."),
         (BANNER + "3 4 1\n1.5 1 1\n", "the row or column number 1.5 is not a whole number."),
         (
             BANNER + "3 4 1\n4 1 1\n",

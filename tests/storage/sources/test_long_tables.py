@@ -316,3 +316,24 @@ def test_a_column_that_differs_within_a_row_is_not_kept(tmp_path, name):
     assert refused(path, options=ReadOptions(row_columns=(name,))).startswith(
         f"keep, segment_by or split_by: column {name!r} has the features or values of the long"
     )
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+@pytest.mark.parametrize("twice", ["call", "voter", "vote"])
+def test_a_column_that_occurs_twice_is_refused(tmp_path, suffix, twice):
+    names = ["call", "voter", "vote", twice]
+    path = tmp_path / f"a{suffix}"
+    if suffix == ".csv":
+        path.write_text(",".join(names) + "\nc1,USA,1,0\nc2,USA,0,1\n")
+    else:
+        columns = [["c1", "c2"], ["USA", "USA"], [1, 0], [0, 1]]
+        pa.parquet.write_table(pa.table(columns, names=names), path)
+    assert f"several columns have the name {twice!r}" in refused(str(path))
+
+
+def test_durations_and_dates_are_no_values(tmp_path):
+    for kind in (pa.duration("s"), pa.time64("us"), pa.timestamp("us")):
+        values = pa.array([0, 1], pa.int64()).cast(kind)
+        columns = {"call": ["c1", "c2"], "voter": ["USA", "USA"], "vote": values}
+        pa.parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+        assert f"column 'vote' holds {kind}" in refused(str(tmp_path / "a.parquet"))
