@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from storage.dataset.feature_levels import BINARY_LEVELS, MAX_LEVELS, format_levels
 from storage.errors import DataError
+from storage.numbers import parse_float
 from storage.quoting import (
     join_levels,
     quote,
@@ -25,7 +26,6 @@ from storage.sources.value_codes import (
     ReadOptions,
     ValueMap,
     find_map,
-    parse_float,
     parse_number,
 )
 

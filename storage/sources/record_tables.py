@@ -16,6 +16,7 @@ import pyarrow.parquet
 
 from storage.errors import DataError
 from storage.extras import check_installed
+from storage.numbers import parse_float
 from storage.sources.arrow_columns import (
     find_ordered_dictionaries,
     is_feature_type,
@@ -27,7 +28,7 @@ from storage.sources.base import (
     divide_columns,
 )
 from storage.sources.ordered_levels import check_same_order, make_level_map, match_labels
-from storage.sources.value_codes import MISSING, ReadOptions, ValueMap, find_map, parse_float
+from storage.sources.value_codes import MISSING, ReadOptions, ValueMap, find_map
 
 RecordReader = Callable[[str, Sequence[str], int], Iterator[pa.RecordBatch]]
 """Reads columns of a file by name, a given number of rows at a time."""
