@@ -17,6 +17,7 @@ from flows.data.collapse import FREQUENCY
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
 from storage.format.manifest_schemas import check_schema
+from storage.format.schema import MISSING_INTEGER
 from storage.sources import (
     DuplicateRule,
     ReadOptions,
@@ -421,7 +422,10 @@ def read_row_names(parameter: str, column: str, batch: SourceBatch, first: int) 
     `first` is the index of the batch's first row. Raises `DataError` if a value is missing.
     """
     values = batch.columns[column]
-    missing = np.isnan(values) if values.dtype.kind == "f" else values.astype(str) == ""
+    if values.dtype.kind in "biuf":
+        missing = np.isnan(values) | (values == MISSING_INTEGER)
+    else:
+        missing = values.astype(str) == ""
     if missing.any():
         row = first + int(np.argmax(missing)) + 1
         raise DataError(

@@ -200,7 +200,8 @@ class RowLabelReader:
         """Make a column; NaN and empty texts are missing values."""
         if name in self._text_readers:
             return self._text_readers[name](values)
-        return pa.array(values, from_pandas=True)
+        kind = self.dataset.manifest["columns"][name]["kind"]
+        return pa.array(values, pa.int64() if kind == "nullable-int" else None, from_pandas=True)
 
     def _read_rows(self, rows: RowPositions) -> tuple[RowPositions, dict[str, Array]]:
         first_rows, parts = self.dataset.chunks[:, 0], []

@@ -126,9 +126,15 @@ def read_columns(frame: Any, columns: Sequence[str]) -> dict[str, NDArray[Any]]:
     """Read all rows of some columns of such a frame."""
     rows = _select(frame, columns)
     table = _wrap(rows.collect()) if is_lazy_frame(rows) else rows
-    return {
-        name: column.to_numpy() for name, column in zip(columns, table.iter_columns(), strict=True)
-    }
+    return {name: _read(column) for name, column in zip(columns, table.iter_columns(), strict=True)}
+
+
+def _read(column: nw.Series[Any]) -> NDArray[Any]:
+    """Return the values of a column; missing integers and booleans are None."""
+    is_exact = column.dtype.is_integer() or column.dtype == "Boolean"
+    if is_exact and column.null_count():
+        return np.array(column.to_list(), object)
+    return column.to_numpy()
 
 
 def _select(frame: Any, columns: Sequence[Any]) -> Any:

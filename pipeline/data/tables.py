@@ -502,14 +502,46 @@ def convert_segments(values: ArrayLike, n_rows: int) -> NDArray[Any]:
 
 
 def _convert_column(values: ArrayLike, name: str, n_rows: int) -> NDArray[Any]:
+    """Return integers, floats, which are NaN where missing, or texts, which are empty there."""
     column = _check_column_length(values, name, n_rows)
-    if name == _SPLIT or column.dtype.kind not in "biuf":
+    if name == _SPLIT:
         return _convert_to_texts(column)
+    if column.dtype.kind == "O":
+        numbers = [None if _is_missing(value) else value for value in column.tolist()]
+        kinds = {*map(type, numbers)} - {type(None)}
+        if not kinds or not all(issubclass(kind, _NUMBERS) for kind in kinds):
+            return _convert_to_texts(column)
+        are_floats = None in numbers or any(issubclass(kind, float | np.floating) for kind in kinds)
+        _check_integers(name, numbers, are_floats)
+        return np.array(numbers, np.float64 if are_floats else np.int64)
+    if column.dtype.kind not in "biuf":
+        return _convert_to_texts(column)
+    if column.dtype.kind in "iu":
+        _check_integers(name, [column.max(initial=0), column.min(initial=0)], False)
     return column.astype(np.float64 if column.dtype.kind == "f" else np.int64)
 
 
+def _check_integers(name: str, values: Sequence[Any], are_floats: bool) -> None:
+    """Raise `FitError` if an integer cannot be stored, as a float beside missing values."""
+    largest = 2**53 if are_floats else 2**63 - 1
+    for value in values:
+        if isinstance(value, int | np.integer) and abs(int(value)) > largest:
+            reason = "beside missing values or fractions, where" if are_floats else "but"
+            raise FitError(
+                f"{name} contains {value}, {reason} integers may be at most ±{largest}. "
+                "Convert the column to texts."
+            )
+
+
 def _check_column_length(values: ArrayLike, name: str, n_rows: int) -> NDArray[Any]:
-    column = np.asarray(values)
+    column = np.asanyarray(values)
+    is_copy = not isinstance(getattr(values, "dtype", None), np.dtype)
+    if is_copy and column.dtype.kind == "f" and (np.abs(column) >= 2**53).any():
+        column = np.asarray(values, object)  # perhaps integers, which were rounded
+    if np.ma.isMaskedArray(column):
+        mask, column = np.ma.getmaskarray(column), np.ma.getdata(column).astype(object)
+        column[mask] = None
+    column = np.asarray(column)
     if column.shape != (n_rows,):
         raise FitError(
             f"{name} has the shape {column.shape}. Pass one value per row: {n_rows:,} values."

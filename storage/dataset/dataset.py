@@ -52,6 +52,7 @@ from storage.format.schema import (
     DATASET_VERSION,
     FEATURES,
     LEVELS_VERSION,
+    MISSING_INTEGER,
     format_array_path,
     has_chunk,
     open_checked_array,
@@ -625,7 +626,10 @@ class BinaryDataset(StorageReprMixin):
 
     def _read_column_slots(self, name: str, key: int, n_words: int) -> NDArray[Any]:
         self.check_columns([name])
-        return self._read_slots(f"columns/{name}", key, n_words)
+        values = self._read_slots(f"columns/{name}", key, n_words)
+        if self.manifest["columns"][name]["kind"] == "nullable-int":
+            return np.where(values == MISSING_INTEGER, np.nan, values)
+        return values
 
     def _read_split_mask(self, split: str, key: int, n_words: int) -> NDArray[np.bool_]:
         code = self.find_split_code(split)

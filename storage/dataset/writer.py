@@ -54,7 +54,9 @@ from storage.format.schema import (
     DATASET_VERSION,
     FEATURES,
     LEVELS_VERSION,
+    MAX_EXACT_INTEGER,
     MIN_CHUNK_BYTES,
+    MISSING_INTEGER,
     OBSERVED,
     ONES,
     ORDER,
@@ -489,6 +491,7 @@ class DatasetWriter:
     _blocks: list[tuple[int, int, int, int]] = field(default_factory=list)
     _stored: dict[int, StoredChunk] = field(default_factory=dict)
     _arrays: dict[str, Any] = field(default_factory=dict)
+    _largest: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         taken = set(self.base.positions.tolist()) if self.base else set()
@@ -702,18 +705,52 @@ class DatasetWriter:
         # Splits are named by text, even if a source numbers them.
         first_kind = spec.setdefault("kind", "category" if name == "split" else kind)
         if first_kind == "category":
-            return self._get_levels_writer(name).encode(values)
-        if kind != first_kind and (kind, first_kind) != ("int", "float"):
+            return self._get_levels_writer(name).encode(_name_missing(values))
+        if kind == "category" and (values.astype(str) == "").all():  # all are missing
+            kind, values = "float", np.full(len(values), np.nan)
+        if first_kind == "float" and kind == "int":
+            self._check_exact(name, values)
+            return np.where(values == MISSING_INTEGER, np.nan, values)
+        if first_kind != "float" and kind == "float" and _are_exact_integers(values):
+            kind, missing = "int", np.isnan(values)
+            values = np.where(missing, 0, values).astype(np.int64)
+            values[missing] = MISSING_INTEGER
+        if kind != first_kind.removeprefix("nullable-"):
             raise DataError(
                 f"Column {name!r} has {kind} values, but {first_kind} values in the first rows. "
                 "Give the column the same type in every source."
             )
-        if first_kind == "int" and (values > _MAX_INT64).any():
+        if kind == "float":
+            return values.astype(np.float64)
+        if (values > _MAX_INT64).any():
             raise DataError(
                 f"Column {name!r} contains {values.max()}, but integers may be at most "
                 f"{_MAX_INT64}. Write the column as text."
             )
-        return values.astype(np.int64 if first_kind == "int" else np.float64)
+        return self._mark_nullable(name, values.astype(np.int64))
+
+    def _mark_nullable(self, name: str, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Check integers, which are read as floats as soon as one in the column is missing."""
+        spec, is_missing = self.columns[name], values == MISSING_INTEGER
+        largest = max(np.abs(values[~is_missing]).max(initial=0), self._largest.get(name, 0))
+        self._largest[name] = largest
+        if spec["kind"] == "int" and is_missing.any():
+            spec["kind"] = "nullable-int"
+            for key in range(self.base.n_chunks if self.base else 0):
+                assert self.base is not None
+                self._check_exact(name, self.base.read_row_labels(key, [name])[1][name])
+        if spec["kind"] == "nullable-int":
+            self._check_exact(name, np.array([largest]))
+        return values
+
+    def _check_exact(self, name: str, values: NDArray[Any]) -> None:
+        """Raise `DataError` if floats cannot represent an integer, (n,)."""
+        is_large = (values != MISSING_INTEGER) & (np.abs(values) > MAX_EXACT_INTEGER)
+        if is_large.any():
+            raise DataError(
+                f"Column {name!r} contains {values[is_large][0]} and missing values, or fractions. "
+                "Such columns may have integers up to 2**53. Write the column as text."
+            )
 
     def _get_levels_writer(self, name: str) -> LevelsWriter:
         if name not in self.levels:
@@ -921,6 +958,21 @@ class DatasetWriter:
             **places,
             **content,
         }
+
+
+def _name_missing(values: NDArray[Any]) -> NDArray[Any]:
+    """Return values as texts, which are empty where a number is missing."""
+    if values.dtype.kind not in "if":
+        return values
+    is_missing = np.isnan(values) | (values == MISSING_INTEGER)
+    return np.where(is_missing, "", values.astype(str)) if is_missing.any() else values
+
+
+def _are_exact_integers(values: NDArray[Any]) -> bool:
+    """Return whether floats are whole numbers without rounding, or NaN."""
+    present = values[~np.isnan(values)]
+    is_exact = (present == np.rint(present)) & (np.abs(present) <= MAX_EXACT_INTEGER)
+    return bool(is_exact.all())
 
 
 def resize_arrays(

@@ -293,7 +293,7 @@ _MAX_VALUE_LENGTH = 60
 class ColumnRecord(TypedDict):
     """A per-row column of a dataset, and the pages of its texts."""
 
-    kind: Literal["int", "float", "category"]
+    kind: Literal["int", "nullable-int", "float", "category"]
     levels: NotRequired[TextPages]
 
 

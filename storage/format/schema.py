@@ -137,12 +137,17 @@ CHECKSUMS = ArraySpec(
     "CRC32C of the decoded chunk of each array in the manifest's `stored` list, -1 = not stored.",
     fill_value=-1,
 )
-COLUMN_DTYPES = {"int": "int64", "float": "float64", "category": "int32"}
+COLUMN_DTYPES = {"int": "int64", "nullable-int": "int64", "float": "float64", "category": "int32"}
+MISSING_INTEGER = -(2**63)
+"""Stands for a missing value in a column of the kind `nullable-int`."""
+MAX_EXACT_INTEGER = 2**53
+"""Up to here, floats are as exact as integers: columns with missing values are read as floats."""
 
 
 def make_column_spec(name: str, kind: str) -> ArraySpec:
     """Return the array of one per-row column, in slot order."""
-    doc = f"Per-row column {name!r} ({kind}), in slot order; 0 in padding slots."
+    missing = f"{MISSING_INTEGER} where missing, " * (COLUMN_DTYPES[kind] == "int64")
+    doc = f"Per-row column {name!r} ({kind}), in slot order; {missing}0 in padding slots."
     return ArraySpec(format_array_path(f"columns/{name}"), ("slot",), COLUMN_DTYPES[kind], doc)
 
 

@@ -13,7 +13,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from storage.errors import DataError
-from storage.sources.base import Source, SourceBatch, make_feature_names
+from storage.sources.base import Source, SourceBatch, check_integers, make_feature_names
 from storage.sources.spool import Entries, format_duplicate, spool_entries
 from storage.sources.temporary import TemporaryFolder
 from storage.sources.value_codes import (
@@ -173,6 +173,10 @@ class NpzSource(Source):
     def _decode_column(self, name: str, values: NDArray[Any], first_row: int) -> NDArray[Any]:
         if values.dtype.kind == "b":
             return values.astype(np.int8)
+        if values.dtype.kind in "iu":
+            values = check_integers(
+                values, name, lambda row: self.format_row_place(first_row + row)
+            )
         if values.dtype.kind == "S":
             values = np.char.decode(values, "utf-8")
         labels = self.labels.get(name)

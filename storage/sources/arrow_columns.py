@@ -13,9 +13,10 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from storage.errors import DataError
+from storage.format.schema import MISSING_INTEGER
 from storage.numbers import parse_float
 from storage.quoting import quote_prefix
-from storage.sources.base import Source, SourceBatch
+from storage.sources.base import Source, SourceBatch, check_integers
 from storage.sources.ordered_levels import check_same_order, make_level_map, merge_orders
 from storage.sources.value_codes import (
     INVALID,
@@ -257,17 +258,23 @@ def convert_row_column(source: Source, name: str, column: pa.Array, first_row: i
         column = column.dictionary_decode()
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int8())
-    if pa.types.is_integer(column.type) and column.null_count:
-        row = first_row + int(column.is_null().to_numpy(zero_copy_only=False).argmax())
-        raise DataError(
-            f"{source.format_row_place(row)}, column {name!r}: the integer is missing. "
-            "Fill the column, or store it as text."
-        )
-    if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
-        numbers: NDArray[Any] = column.to_numpy(zero_copy_only=False)
+
+    def format_place(row: int) -> str:
+        return source.format_row_place(first_row + row)
+
+    numbers: NDArray[Any]
+    if pa.types.is_integer(column.type):
+        numbers = column.fill_null(pa.scalar(0, column.type)).to_numpy(zero_copy_only=False)
+        numbers = check_integers(numbers, name, format_place)
+        if column.null_count:
+            missing = column.is_null().to_numpy(zero_copy_only=False)
+            numbers = np.where(missing, MISSING_INTEGER, numbers)
+        return numbers
+    if pa.types.is_floating(column.type):
+        numbers = column.to_numpy(zero_copy_only=False)
         return numbers
     column = column.cast(pa.string()).fill_null("")
-    check_texts(column, name, lambda row: source.format_row_place(first_row + row))
+    check_texts(column, name, format_place)
     texts: NDArray[Any] = column.to_numpy(zero_copy_only=False)
     return texts
 

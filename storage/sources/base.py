@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from storage.dataset.feature_levels import BINARY_LEVELS
 from storage.errors import DataError
+from storage.format.schema import MISSING_INTEGER
 from storage.sources.value_codes import (
     INVALID,
     MISSING,
@@ -38,6 +39,7 @@ _MIN_BATCH_ROWS = 64
 _CONTEXT_ROWS = 5000
 _MAX_NAMED = 5
 _MAX_FEATURES = 10_000_000
+_MAX_INTEGER = 2**63 - 1
 _MAX_REASON_LENGTH = 300
 
 
@@ -53,7 +55,8 @@ class SourceBatch:
     observed
         1 = observed, same shape; None if all are observed.
     columns
-        Per-row columns by name, each (n_rows,): integers, floats or str.
+        Per-row columns by name, each (n_rows,): integers, `MISSING_INTEGER` where missing; floats,
+        NaN where missing; or texts, empty where missing.
     numbers
         Values of the continuous features, (n_rows, n_continuous), NaN where missing; `X` is 0
         there. None if no feature is continuous.
@@ -301,6 +304,23 @@ class Source(ABC):
         hint = _suggest_column(name, [column for column in columns if column != name])
         checked = "Check {keep}, {segment_by} and {split_by}."
         return f"{self.path}: there is no column {name!r}. {f'{hint} ' if hint else ''}{checked}"
+
+
+def check_integers(
+    values: NDArray[Any], name: str, format_place: Callable[[int], str]
+) -> NDArray[np.int64]:
+    """Convert integers, (n_rows,), to 64 bits; raise `DataError` if one cannot be stored.
+
+    `format_place` describes the place of a row.
+    """
+    is_outside = (values > _MAX_INTEGER) | (values == MISSING_INTEGER)
+    if is_outside.any():
+        row = int(is_outside.argmax())
+        raise DataError(
+            f"{format_place(row)}, column {name!r}: the integer {values[row]} is "
+            f"outside ±{_MAX_INTEGER}. Store the column as text."
+        )
+    return values.astype(np.int64, copy=False)
 
 
 def copy_fields(source: Source) -> dict[str, Any]:

@@ -276,9 +276,10 @@ def test_parquet(tmp_path):
     assert refusal(path) == f"{place('a.parquet', 2, 'b')}: the value 5 {VALUES}. " + hint(
         "1 (1), 5 (1), 6 (1)", "1", "5", "6", column="b"
     )
-    assert refusal(path, ReadOptions(row_columns=("a",), missing=("5", "6"))) == (
-        f"{place('a.parquet', 3, 'a')}: the integer is missing. "
-        "Fill the column, or store it as text."
+    pa.parquet.write_table(pa.table({"a": [0, None, -(2**63)], "b": [1, 0, 1]}), path)
+    assert refusal(path, ReadOptions(row_columns=("a",))) == (
+        f"{place('a.parquet', 3, 'a')}: the integer -9223372036854775808 is outside "
+        "±9223372036854775807. Store the column as text."
     )
     pa.parquet.write_table(pa.table({"a": [0], "when": [datetime.date(2020, 1, 1)]}), path)
     assert refusal(path) == (
