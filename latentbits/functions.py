@@ -21,6 +21,7 @@ from warnings import warn
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.running.resources import check_memory, find_memory_limit
 from latentbits.data import make_dataset
 from latentbits.fitted import Evaluation, Fitted, FittedEstimator, LatentCodes, find_fitted
 from latentbits.items import read_items
@@ -136,6 +137,7 @@ ShowLine = Callable[[str], None]
 """Shows a line in place of the previous one."""
 
 _QUIET_SECONDS, _UPDATE_SECONDS = 1.0, 0.2
+_ROW_MEMORY = 1 << 30
 
 
 def fit(
@@ -328,7 +330,8 @@ def fit_with_argument_names(
         dataset = dataset.with_covariates(coding)
     with _translate_errors(dataset, argument_names), show_progress(progress) as show:
         columns = built.list_required_columns()
-        rows = _make_row_source(dataset, split, 1 << 30, columns, measured)
+        memory = _check_memory(built, dataset, executor)
+        rows = _make_row_source(dataset, split, memory, columns, measured)
         first = collect_first_statistics(built, rows, executor, seed, show)
         state = start_fit(built, first, rows, executor, seed, progress=show)
         state = fit_model(built, rows, executor, seed, state=state, progress=show)
@@ -758,6 +761,15 @@ def _read_pattern(pattern: Any, features: Sequence[str]) -> LoadingPattern:
         ) from None
     columns = {name: frame[name].to_list() for name in frame.columns}
     return make_loading_pattern(columns, features, "the table")
+
+
+def _check_memory(model: Model, dataset: Dataset, executor: Executor) -> int:
+    """Check that a fit fits into the free memory; return the bytes of rows to keep in memory."""
+    free = find_memory_limit()
+    shape = count_planes(dataset), len(dataset.segment_names)
+    need = model.estimate_memory(*shape, getattr(executor, "n_threads", 1))
+    check_memory(need, len(dataset.feature_names), free)
+    return min(_ROW_MEMORY, free // 4)
 
 
 def _make_row_source(

@@ -13,6 +13,8 @@ from typing import Any
 
 _PLACEHOLDER = re.compile(r"(?<![\w/.'\"-])\{([A-Za-z_]\w*)(?:=([^{}]*))?\}(?![\w/]|\.\w)")
 
+_OUT_OF_MEMORY_SIGNS = ("can't start new thread", "failed to map segment")
+
 
 class DataError(ValueError):
     """The data cannot be used; the message states problem, place and remedy.
@@ -59,3 +61,10 @@ class DamagedChunkError(DataError):
 
 class StoreUnreachableError(DataError):
     """An object store refuses the request or does not answer, so its contents are unknown."""
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return whether memory is exhausted, perhaps for a thread or for code that is loaded."""
+    if isinstance(error, ImportError | RuntimeError):
+        return any(sign in str(error) for sign in _OUT_OF_MEMORY_SIGNS)
+    return isinstance(error, MemoryError)

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterable
 
 from pipeline.errors import ClusterLost, FitError, spell_parameters
-from storage.errors import DataError
+from storage.errors import DataError, is_out_of_memory
 
 _DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OPTIONS = frozenset(
@@ -72,6 +72,12 @@ def format_error(error: BaseException) -> str:
         return error.render(spell_option)
     if isinstance(error, ClusterLost):
         return spell_parameters(str(error), spell_option)
+    if is_out_of_memory(error):
+        reason = f" ({error})" if str(error) else ""
+        return (
+            f"There is not enough memory{reason}. Use a larger machine, allow more (ulimit -v), or "
+            "take fewer features, a smaller model or fewer workers."
+        )
     if isinstance(error, OSError):
         return f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")
     return str(error)
@@ -83,10 +89,10 @@ def format_warnings(texts: Iterable[str]) -> list[str]:
 
 
 def is_bad_input(error: BaseException | None) -> bool:
-    """Return whether the data, the options or the disk are at fault, rather than this program."""
+    """Return whether data, options, disk or memory are at fault, rather than this program."""
     if isinstance(error, OSError):  # a broken connection is one too, but names no file
         return error.filename is not None or error.errno in _DISK_FULL_ERRORS
-    return isinstance(error, DataError | FitError)
+    return isinstance(error, DataError | FitError) or is_out_of_memory(error)
 
 
 def is_interruption(error: BaseException | None) -> bool:

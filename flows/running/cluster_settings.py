@@ -14,6 +14,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from flows.cli.options import SourcedValue
 from flows.running.environment import is_server_configured
+from flows.running.resources import parse_memory_size
 from flows.running.server import check_server
 from pipeline.errors import FitError
 from storage.extras import check_installed
@@ -217,16 +218,11 @@ def _parse_count(settings: Mapping[str, SourcedValue], name: str) -> int | None:
 def _parse_worker_memory(settings: Mapping[str, SourcedValue]) -> int | None:
     if "worker_memory" not in settings:
         return None
-    from dask.utils import parse_bytes
-
     value, source = settings["worker_memory"]
-    try:
-        size = parse_bytes(value)
-    except ValueError:
-        size = 0
+    size = parse_memory_size(value)
     if size < _MIN_WORKER_MEMORY:
         raise FitError(f"{source} is {value!r}. Set it to a size such as 4GiB, at least 128MiB.")
-    return int(size)
+    return size
 
 
 def _refuse_settings(settings: list[SourcedValue], requirement: str) -> None:

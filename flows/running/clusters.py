@@ -15,6 +15,7 @@ from distributed import Client, LocalCluster, Worker, performance_report
 from distributed.security import Security
 
 from flows.running.cluster_settings import ClusterSettings
+from flows.running.resources import read_memory_size
 from pipeline.errors import ClusterLost, FitError, keep_placeholder
 from pipeline.executors.dask import DaskExecutor, check_workers
 
@@ -151,10 +152,13 @@ def _start_local_cluster(cluster: ClusterSettings) -> LocalCluster:
     dask.config.set({f"distributed.worker.memory.{name}": False for name in _SPILL_THRESHOLDS})
     dask.config.set({"distributed.scheduler.http.routes": []})  # pages that anyone could read
     processes = cluster.workers is not None
+    n_workers = cluster.workers or 1
+    # Dask would not find the limits of this process's own control group.
+    worker_memory = cluster.worker_memory or read_memory_size(n_workers)
     return LocalCluster(
         worker_class=None if processes else _make_worker,
-        memory_limit=(cluster.worker_memory or "auto") if processes else 0,
-        n_workers=cluster.workers or 1,
+        memory_limit=worker_memory if processes else 0,
+        n_workers=n_workers,
         threads_per_worker=1 if processes else CPU_COUNT,
         processes=processes,
         host="127.0.0.1" if processes else None,

@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 from flows.cli.options import ExecutorName, ExecutorOptions, parse_local_path
 from flows.cli.startup import pause_garbage_collection
 from flows.running.cluster_settings import ClusterSettings, resolve_cluster_settings
-from flows.running.resources import read_memory_size
+from flows.running.resources import find_memory_limit
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor, SerialExecutor, ThreadsExecutor
 from storage.extras import check_installed
@@ -50,8 +50,8 @@ def _open_checked_executor(
 
 
 def compute_row_memory(executor: Executor) -> int:
-    """Return the bytes of rows that each process may keep: a quarter of its memory."""
-    limit = read_memory_size()
+    """Return the bytes of rows that each process may keep: a quarter of its free memory."""
+    limit = find_memory_limit()
     describe_workers = getattr(executor, "describe_workers", dict)  # only Dask has workers
     # Workers that share this process have no limit of their own.
     limits = [worker["memory_limit"] or limit for worker in describe_workers().values()]

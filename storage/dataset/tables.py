@@ -10,7 +10,7 @@ import zarr
 from numpy.typing import NDArray
 
 from storage.dataset.feature_levels import Planes
-from storage.errors import DamagedChunkError, DataError
+from storage.errors import DamagedChunkError, DataError, is_out_of_memory
 from storage.format.schema import (
     BITS,
     FEATURES,
@@ -29,7 +29,7 @@ TableArray = NDArray[np.int64]
 
 def make_unreadable_error(place: str, error: Exception) -> DataError:
     """Return a damage error, or a plain one if the machine lacks memory, disk or permission."""
-    if isinstance(error, OSError | MemoryError):
+    if isinstance(error, OSError) or is_out_of_memory(error):
         return DataError(f"{place} cannot be read ({format_error(error)}).")
     return DamagedChunkError(
         f"{place} is damaged ({format_error(error)}). Ingest the dataset again."

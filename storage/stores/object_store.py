@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from storage.errors import DataError, StoreUnreachableError
+from storage.errors import DataError, StoreUnreachableError, is_out_of_memory
 
 # Random pauses that grow fourfold each time: about a minute in total.
 _RETRY_CONFIG = {
@@ -178,6 +178,8 @@ def make_store_error(path: str, error: BaseException) -> StoreUnreachableError |
 def make_damage_error(folder: object, part: str, error: Exception, remedy: str) -> DataError:
     """Return the error for a part of a folder that cannot be read, or for an unreachable store."""
     damage = f"{folder}: {part} is damaged ({format_error(error)}). {remedy}"
+    if isinstance(error, PermissionError) or is_out_of_memory(error):
+        damage = f"{folder}: {part} cannot be read ({format_error(error)})."
     return make_store_error(str(folder), error) or DataError(damage)
 
 
