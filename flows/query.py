@@ -30,6 +30,7 @@ from pipeline.data.matching import find_segment_index
 from pipeline.errors import FitError
 from pipeline.inference.query import SEGMENT_REMEDY, QueryAnswer, answer_query, make_query
 from storage.named_values import collect_values
+from storage.quoting import split_quoted, unquote
 from storage.stores.locations import parse_path
 
 HELP = """Compute probabilities of features, given the values of other features.
@@ -101,7 +102,8 @@ def main(
 
 def split_names(texts: Sequence[str], names: Collection[str]) -> list[str]:
     """Split texts at commas, except those that are the name of a feature."""
-    return [name for text in texts for name in ([text] if text in names else text.split(","))]
+    parts = (([text] if text in names else map(unquote, split_quoted(text, ","))) for text in texts)
+    return [name for own in parts for name in own]
 
 
 def parse_evidence(texts: Sequence[str], names: Collection[str]) -> dict[str, str]:
@@ -117,16 +119,16 @@ def parse_evidence(texts: Sequence[str], names: Collection[str]) -> dict[str, st
     parts = (
         part
         for text in texts
-        for part in ([text] if text.rpartition("=")[0] in names else text.split(","))
+        for part in ([text] if text.rpartition("=")[0] in names else split_quoted(text, ","))
     )
     return collect_values("{given}", map(_split_evidence, parts))
 
 
 def _split_evidence(part: str) -> tuple[str, str]:
-    name, sign, value = part.rpartition("=")
-    if not sign:
+    *names, value = split_quoted(part, "=")
+    if not names:
         raise FitError(f"{part!r} has no value. Write {part or 'NAME'}=VALUE.", parameter="given")
-    return name, value
+    return unquote("=".join(names)), unquote(value)
 
 
 def _write_answer(answer: QueryAnswer, target: Path, overwrite: bool) -> None:

@@ -24,6 +24,7 @@ from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
 from pipeline.numerics.three_step import Correction
 from storage.dataset.dataset import BinaryDataset
+from storage.quoting import split_quoted, unquote
 
 OutcomeColumns = Annotated[
     str | None,
@@ -69,7 +70,7 @@ def plan_outcomes(
         if correction is not None:
             raise FitError("{correction} needs {outcomes}. Name one or more columns.")
         return None
-    names = tuple(dict.fromkeys(name.strip() for name in columns.split(",") if name.strip()))
+    names = tuple(dict.fromkeys(filter(None, map(unquote, split_quoted(columns, ",")))))
     if not names:
         raise FitError("{outcomes} names no column. Separate their names by commas.")
     dataset.check_columns(names)

@@ -63,6 +63,7 @@ from pipeline.statistics.sums import Statistics
 from storage.artifacts.artifacts import RunFolder
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
+from storage.quoting import split_quoted, unquote
 from storage.stores.locations import LATEST_NAME, AnyPath, check_outside_datasets, parse_path
 
 
@@ -171,7 +172,10 @@ def prepare_fit(options: FitOptions) -> FitPlan:
     weights = measure_row_weights(
         model, dataset, split, options.weight, options.weights, options.psu
     )
-    names = None if options.covariates is None else options.covariates.split(",")
+    names = None
+    if options.covariates is not None:
+        parts = split_quoted(options.covariates, ",")
+        names = ["=".join(map(unquote, split_quoted(part, "="))) for part in parts]
     covariates = measure_row_covariates(model, dataset, split, names, weights)
     dataset = dataset.with_covariates(covariates)
     pattern = None

@@ -56,15 +56,7 @@ def cut_levels(dataset: DatasetT, cuts: Sequence[str]) -> DatasetT:
     chosen: dict[int, tuple[str, PlaneSource]] = {}
     firsts = find_first_planes(features)
     for cut in cuts:
-        pattern, is_cut, level = cut.rpartition(">=")
-        if not is_cut or not pattern:
-            raise FitError(
-                f"{{cut}} is {cut!r}. Name a feature and the lowest level that counts as 1, such "
-                "as {cut=q3>=often}."
-            )
-        own = [i for i, feature in enumerate(features) if fnmatchcase(feature.name, pattern)]
-        if not own:
-            raise FitError(f"{{cut={cut}}}: no feature is named {pattern!r}.")
+        level, own = _parse_cut(cut, features)
         for index in own:
             if index in chosen:
                 raise FitError(f"{{cut}} cuts feature {features[index].name!r} twice. Cut it once.")
@@ -86,6 +78,28 @@ def cut_levels(dataset: DatasetT, cuts: Sequence[str]) -> DatasetT:
             own_features.append(feature)
             planes.extend(range(firsts[index], firsts[index + 1]))
     return _view(dataset, own_features, planes)
+
+
+def _parse_cut(cut: str, features: Sequence[Feature]) -> tuple[str, list[int]]:
+    """Return the level of a cut, and the features whose names match.
+
+    Names and levels may contain `>=` too: of several readings, the one with a known level counts.
+    """
+    places = [place for place in range(1, len(cut)) if cut.startswith(">=", place)]
+    if not places:
+        raise FitError(
+            f"{{cut}} is {cut!r}. Name a feature and the lowest level that counts as 1, such as "
+            "{cut=q3>=often}."
+        )
+    readings = []
+    for name, level in ((cut[:place], cut[place + 2 :]) for place in reversed(places)):
+        own = [i for i, feature in enumerate(features) if fnmatchcase(feature.name, name)]
+        if own and all(level in features[index].levels for index in own):
+            return level, own
+        readings += [(level, own)] * bool(own)
+    if not readings:
+        raise FitError(f"{{cut={cut}}}: no feature is named {cut[: places[-1]]!r}.")
+    return readings[0]
 
 
 def _parse_threshold(feature: Feature, text: str, cut: str) -> float:

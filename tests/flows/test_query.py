@@ -101,3 +101,10 @@ def test_names_with_commas_and_signs_are_understood() -> None:
     for texts in (["c=low", "c=high"], ["c=low,c=low"]):
         with pytest.raises(DataError, match=r"^given: c is given twice\. Choose one value\.$"):
             parse_evidence(texts, names)
+
+
+def test_names_and_values_may_be_quoted() -> None:
+    names = {"a", "b,c", "d=e"}
+    texts = ['a=1,"b,c"="x,y"', '"d=e"=2']
+    assert parse_evidence(texts, names) == {"a": "1", "b,c": "x,y", "d=e": "2"}
+    assert split_names(['"b,c",a', "b,c"], names) == ["b,c", "a", "b,c"]

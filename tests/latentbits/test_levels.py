@@ -14,6 +14,7 @@ import pytest
 
 import latentbits as lb
 from pipeline.data.features import split_levels
+from pipeline.data.plane_views import cut_levels
 from pipeline.errors import FitError
 from tests.support.data import write_arrays
 
@@ -277,3 +278,13 @@ def test_dictionaries_of_chunks_may_lack_categories_but_not_contradict_each_othe
     assert next(dataset.iter_tables()).X[:, 0].tolist() == [1, 3, 0, 1, 2, 3]
     with pytest.raises(ValueError, match=r"'a' has the categories \['b', 'a', 'c'\] and, in other"):
         lb.from_dataframe(make_table(["a", "b"], ["b", "a", "c"]))
+
+
+def test_a_level_may_contain_the_mark_of_a_cut() -> None:
+    levels = ["<18", "<65", ">=65"]
+    columns = {"age": pd.Categorical(levels, levels, ordered=True), "b": [0, 1, 0]}
+    dataset = lb.from_dataframe(pd.DataFrame(columns))
+    assert cut_levels(dataset, ["age>=>=65"]).feature_names == ("age>=>=65", "b")
+    assert cut_levels(dataset, ["age>=<65"]).feature_names == ("age>=<65", "b")
+    with pytest.raises(FitError, match=r'no level .6.. It has "<18"<"<65"<">=65"'):
+        cut_levels(dataset, ["age>=6"])
