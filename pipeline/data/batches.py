@@ -85,29 +85,60 @@ def open_array(X: ArrayLike) -> RowBatches:
         array = array.tocsr()
 
     def read() -> Iterator[NDArray[Any]]:
-        for first, last in pairwise(_find_edges(array)):
-            rows = array[first:last]
-            if hasattr(rows, "toarray"):
-                rows = rows.toarray()
-            elif hasattr(rows, "compute"):
-                rows = rows.compute()
-            yield np.asanyarray(rows)
+        for index, (first, last) in enumerate(pairwise(_find_edges(array))):
+            try:
+                rows = _read_rows(array, index, first, last)
+            except (FitError, MemoryError):
+                raise
+            except Exception as error:
+                reason = " ".join(str(error).split()) or type(error).__name__
+                raise FitError(
+                    f"{_format_block(index, first, last)} cannot be read: {reason}"
+                ) from error
+            if rows.shape != (last - first, array.shape[1]):
+                raise FitError(
+                    f"{_format_block(index, first, last)} has the shape {rows.shape}, but the "
+                    f"array declares {(last - first, array.shape[1])}. Correct the function that "
+                    "makes the block, or its `chunks`."
+                )
+            yield rows
 
     return RowBatches(None, int(array.shape[1]), int(array.shape[0]), read)
+
+
+def _read_rows(array: Any, index: int, first: int, last: int) -> NDArray[Any]:
+    """Read a batch of rows; blocks of Dask are read whole, and may differ from what they declare.
+
+    Dask would cut a block that is longer than declared without a word.
+    """
+    rows = array.blocks[index].compute() if hasattr(array, "compute") else array[first:last]
+    return np.asanyarray(rows.toarray() if hasattr(rows, "toarray") else rows)
+
+
+def _format_block(index: int, first: int, last: int) -> str:
+    return f"Block {index + 1} of X (rows {first + 1} to {last}, counted from 1)"
 
 
 def open_frame(frame: Any, columns: Sequence[str]) -> RowBatches:
     """Prepare to read columns of a data frame of Narwhals, or of a lazy one of Polars."""
     height = max(1, _CELLS_AT_ONCE // max(1, len(columns)))
-    rows = _select(frame, columns)
+    rows, n_rows = _select(frame, columns), _count_rows(frame)
 
     def read() -> Iterator[nw.DataFrame[Any]]:
-        if is_lazy_frame(rows):
-            yield from map(_wrap, rows.collect_batches(chunk_size=height, maintain_order=True))
-        else:
+        if not is_lazy_frame(rows):
             yield from (rows[first : first + height] for first in range(0, len(rows), height))
+            return
+        n_read = 0
+        for batch in map(_wrap, rows.collect_batches(chunk_size=height, maintain_order=True)):
+            n_read += len(batch)
+            yield batch
+        if n_read != n_rows:
+            raise FitError(
+                f"The lazy frame has {n_read:,} rows, but had {n_rows:,} when it was counted. "
+                "Collect it first."
+            )
 
-    return RowBatches(tuple(columns), len(columns), _count_rows(frame), read)
+    return RowBatches(tuple(columns), len(columns), n_rows, read)
 
 
 def _count_rows(frame: Any) -> int:

@@ -156,6 +156,57 @@ def test_dask_blocks_are_computed_once_each(X: np.ndarray) -> None:
     assert sorted(computed) == [*range(8)]
 
 
+def double(rows: np.ndarray) -> np.ndarray:
+    return np.vstack([rows, rows])
+
+
+LYING_BLOCKS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    r"shape \(198, 6\)": double,
+    r"shape \(98, 6\)": lambda rows: rows[:98],
+    r"shape \(99, 5\)": lambda rows: rows[:, :5],
+    "cannot be read: no values": lambda _: raise_error(),
+}
+
+
+def raise_error() -> np.ndarray:
+    raise OSError("no values")
+
+
+@pytest.mark.parametrize("problem", LYING_BLOCKS)
+@pytest.mark.parametrize("block", [0, 1])
+def test_dask_blocks_of_another_shape_are_refused(X: np.ndarray, problem: str, block: int) -> None:
+    def change(rows: np.ndarray, block_info: Any) -> np.ndarray:
+        is_lying = block_info[0]["chunk-location"][0] == block
+        return LYING_BLOCKS[problem](rows) if is_lying else rows
+
+    array = da.from_array(X[:300], chunks=(99, 6))
+    lying = array.map_blocks(change, meta=np.empty((0, 0), X.dtype))
+    first = 99 * block
+    place = rf"Block {block + 1} of X \(rows {first + 1} to {first + 99}, .*"
+    with pytest.raises(FitError, match=place + problem):
+        lb.from_numpy(lying)
+
+
+def test_dask_blocks_may_be_sparse(X: np.ndarray) -> None:
+    array = da.from_array(X[:300] == 1, chunks=(99, 6)).map_blocks(scipy.sparse.csr_matrix)
+    dense: Any = lb.from_numpy(X[:300] == 1)
+    sparse: Any = lb.from_numpy(array)
+    both = zip(sparse.iter_tables(), dense.iter_tables(), strict=True)
+    assert all(np.array_equal(table.X, own.X) for table, own in both)
+
+
+def test_a_lazy_frame_that_changes_is_refused(X: np.ndarray) -> None:
+    calls: list[int] = []
+
+    def shorten(frame: pl.DataFrame) -> pl.DataFrame:
+        calls.append(1)
+        return frame.head(90 - len(calls))
+
+    frame = pl.DataFrame(X[:100]).lazy().map_batches(shorten)
+    with pytest.raises(FitError, match="88 rows, but had 89 when it was counted"):
+        lb.from_dataframe(frame)
+
+
 def test_a_dask_array_of_unknown_length_is_refused(X: np.ndarray) -> None:
     table = da.from_array(X, chunks=(99, len(NAMES)))
     with pytest.raises(FitError, match=r"length of X is unknown. Call X.compute_chunk_sizes\(\)"):
