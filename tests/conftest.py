@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import is_hypothesis_test, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from flows.running.server import run_embedded_server
 from pipeline.models import registry
@@ -34,9 +34,15 @@ _DEAD_ENDPOINTS = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Check the laws of models on few examples by default, and on many in the matrix."""
+    """Check the laws of models on few examples by default, and on many in the matrix.
+
+    No test has a deadline, nor a check that examples are made quickly: a busy machine would fail.
+    """
+    no_checks = (HealthCheck.too_slow,)
+    settings.register_profile("untimed", deadline=None, suppress_health_check=no_checks)
+    settings.load_profile("untimed")
     n_examples = 30 if _is_matrix_run(config) else 8
-    settings.register_profile("laws", deadline=None, max_examples=n_examples)
+    settings.register_profile("laws", max_examples=n_examples)
 
 
 def _is_matrix_run(config: pytest.Config) -> bool:

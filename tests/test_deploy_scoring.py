@@ -39,7 +39,7 @@ def client(artifact: Path) -> Iterator[httpx.Client]:
         try:
             assert server.stderr is not None
             found = (re.search(r"running on (http://127\.0\.0\.1:\d+)", x) for x in server.stderr)
-            with httpx.Client(base_url=next(filter(None, found))[1], timeout=60) as client:
+            with httpx.Client(base_url=next(filter(None, found))[1], timeout=600) as client:
                 yield client
         finally:
             server.kill()

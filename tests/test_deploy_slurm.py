@@ -140,8 +140,8 @@ def test_the_scheduler_listens_with_tls_only_and_ends_with_the_command(folder: P
         assert check_listeners(processes, folder) == 1
         assert (folder / "latentbits-1.json").exists()
         mark.with_suffix(".seen").touch()
-        assert job.wait(60) == 7
-        assert psutil.wait_procs(processes, timeout=60)[1] == []
+        assert job.wait(600) == 7
+        assert psutil.wait_procs(processes, timeout=600)[1] == []
         assert not (folder / "latentbits-1.json").exists()
     finally:
         with suppress(ProcessLookupError):  # nothing of it is left

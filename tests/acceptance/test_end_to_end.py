@@ -46,7 +46,7 @@ SECRETS = {
     "STORE_PASSWORD": "a-secret-of-tests",
 }
 FLOWS = ("ingest", "fit", "transform", "report")
-SECONDS = 240
+SECONDS = 600
 
 
 def fire(client: SyncPrefectClient, flow: str) -> None:

@@ -115,7 +115,7 @@ class Cluster:
         while len(self.workers) < 2:
             self.workers.append(self.stack.enter_context(start_worker(self.address)))
         with Client(self.address, set_as_default=False) as client:
-            client.wait_for_workers(2, timeout=60)
+            client.wait_for_workers(2, timeout=600)
 
     @contextmanager
     def trapped(self, stage: str, act: Callable[[], object]) -> Iterator[Client]:
@@ -458,8 +458,8 @@ def test_a_scheduled_run_outlives_its_scheduler(work, model):
         process = stack.enter_context(run_command("-m", "dask", "scheduler", *options))
         for _ in range(2):
             stack.enter_context(start_worker(address))
-        with Client(address, timeout=60, set_as_default=False) as client:
-            client.wait_for_workers(2, timeout=60)
+        with Client(address, timeout=600, set_as_default=False) as client:
+            client.wait_for_workers(2, timeout=600)
             yield client, process.pid
 
     with first, second:
@@ -488,7 +488,7 @@ def _free_port() -> int:
 
 
 def _wait_until_sprung(client: Client) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while not client.run_on_scheduler(_trap).sprung:
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -24,7 +24,7 @@ def typed(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[s
     """Type a command."""
     command = [sys.executable, "-P", "-m", "flows", *words]
     return subprocess.run(
-        command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False
     )
 
 

@@ -183,7 +183,7 @@ def test_a_run_killed_beside_the_manifest_ingests_nothing_twice(bits, tmp_path, 
         "writer.write_manifest = killed\n"
         "take_in(['incoming'], parse_path('v.zarr'))\n"
     )
-    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 9
+    assert subprocess.run([sys.executable, "-c", program], timeout=600).returncode == 9
     found = take_in(["incoming"], parse_path("v.zarr"))
     assert len(found.new) == (step == "before")
     np.testing.assert_array_equal(dense(open_dataset("v.zarr"))[0], bits)

@@ -367,7 +367,7 @@ def test_a_killed_night_in_an_object_store_is_repeated(small_chunks, s3, tmp_pat
         if not k:
             before = ingest_new(tmp_path / "in", remote)
     arguments = [sys.executable, "-c", KILLED, *map(str, moment), tmp_path / "in", str(remote)]
-    assert subprocess.run(arguments, timeout=120).returncode == -9
+    assert subprocess.run(arguments, timeout=600).returncode == -9
     found = open_dataset(remote)
     found.verify()
     is_done = moment[2] == "after" and moment[0] == "write_manifest"
@@ -396,7 +396,7 @@ def test_a_killed_night_is_repeated(small_chunks, tmp_path, monkeypatch, night, 
     expected = ingest_new("in", parse_path("copy.zarr"))
     assert (expected.n_positions < before.n_positions) == (night == 2)
     arguments = [sys.executable, "-c", KILLED, *map(str, moment), "in", "d.zarr"]
-    assert subprocess.run(arguments, timeout=120).returncode == -9
+    assert subprocess.run(arguments, timeout=600).returncode == -9
     found = open_dataset(path)
     found.verify()
     is_done = moment in [("write_manifest", 1, "after")] or moment[0] == "delete_chunks"

@@ -127,7 +127,7 @@ def test_a_killed_fit_resumes_to_the_same_bytes(cli, s3, source):
 def kill_fit_in_a_pass(arguments: list[str], runs: ObjectPath) -> None:
     """Start a fit and kill it once two passes have left their state."""
     process = subprocess.Popen([sys.executable, "-m", "flows.fit", *arguments])
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not any("/states/000003/manifest.json" in key for key in runs.list_keys()):
         assert process.poll() is None, "the fit ended before it could be killed"
         assert time.monotonic() < deadline

@@ -343,7 +343,7 @@ def test_a_killed_transform_resumes_to_the_same_bytes(transformed, folder, artif
     given = ("--dataset", folder / "d.zarr", "--artifact", artifact("latent-trait"))
     command = [*given, "--output", "z.zarr", "--executor", "serial", *more]
     program = [sys.executable, "-c", KILLED_AFTER_FIVE_RUNS, *map(str, command)]
-    assert subprocess.run(program, timeout=60).returncode == -signal.SIGKILL
+    assert subprocess.run(program, timeout=600).returncode == -signal.SIGKILL
     assert files_of(Path("z.zarr")) == before  # what is to be replaced is whole until then
     codes = Path(".z.zarr.unfinished/codes")
     (codes / "mean/c/1/0").write_bytes(b"")  # lost by the disk, though noted

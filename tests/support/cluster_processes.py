@@ -52,7 +52,7 @@ def run_command(*command: str, **environment: str) -> Iterator[subprocess.Popen[
     finally:
         with suppress(ProcessLookupError):  # it ended by itself
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(timeout=30)
+        process.wait(timeout=600)
 
 
 @contextmanager
@@ -64,7 +64,7 @@ def start_scheduler(folder: Path, tls: Path | None = None) -> Iterator[str]:
     if tls:
         options += ["--protocol", "tls"]
     with run_command("-m", "dask", "scheduler", *options) as process:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while not file.exists() or not file.read_text():
             assert process.poll() is None
             assert time.monotonic() < deadline

@@ -163,7 +163,7 @@ def forward_request(
     target: str, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
 ) -> HttpAnswer:
     """Send a request to the store on a separate connection."""
-    connection = http.client.HTTPConnection(target, timeout=60)
+    connection = http.client.HTTPConnection(target, timeout=600)
     try:
         connection.request(method, path, body, dict(headers))
         answer = connection.getresponse()

@@ -148,7 +148,7 @@ def _run_server(command: Callable[[int], Sequence[str]]) -> Iterator[str]:
 
 
 def _wait_for_port(process: subprocess.Popen[bytes], port: int) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while True:
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-_SECONDS = 180
+_SECONDS = 600
 
 
 class CommandProcess:

@@ -18,7 +18,7 @@ import pytest
 
 _COMMANDS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol", "sinfo")
 _SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin")
-_SECONDS = 240
+_SECONDS = 600
 
 # Its node claims more CPUs and memory than this machine may have, so that jobs need not wait. Jobs
 # in the partition `urgent` preempt others.
@@ -159,10 +159,10 @@ def _run_daemon(slurm: Slurm, folder: Path, *command: str) -> Iterator[None]:
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(20)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(20)
+            process.wait(60)
 
 
 def _is_node_idle(slurm: Slurm) -> bool:

@@ -32,7 +32,7 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Any:
             patch.setenv(name, str(folder / name))
         work = folder / "work"
         work.mkdir()
-        client = NotebookClient(found, timeout=120, resources={"metadata": {"path": str(work)}})
+        client = NotebookClient(found, timeout=600, resources={"metadata": {"path": str(work)}})
         client.execute()
     return found
 
@@ -134,7 +134,7 @@ def test_a_cell_shows_how_far_a_fit_is_and_keeps_what_it_printed(tmp_path: Path)
         for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR"):
             patch.setenv(name, str(tmp_path / name))
         resources = {"metadata": {"path": str(tmp_path)}}
-        NotebookClient(notebook, timeout=120, resources=resources).execute()
+        NotebookClient(notebook, timeout=600, resources=resources).execute()
     shown = notebook.cells[0].outputs
     assert (
         "".join(one.text for one in shown if one.get("name") == "stdout") == "before\nTrue True\n"

@@ -292,7 +292,7 @@ def test_drift_above_the_limit_is_an_event_on_the_server(cli, prefect_server, mo
 
 
 def _wait_for_event(resource: str) -> Event:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     with get_client(sync_client=True) as client:
         while time.monotonic() < deadline:
             page = client.read_events(

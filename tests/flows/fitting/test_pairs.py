@@ -94,7 +94,7 @@ def runs_begun(rows: list[int]) -> set[int]:
 def test_runs_that_a_killed_fit_finished_are_not_done_again(fitted, data, compared):
     given = ("--dataset", data, "--model", NAME, "--executor", "serial", "--no-report")
     program = [sys.executable, "-c", KILLED_AFTER_THREE_RUNS, *map(str, given)]
-    assert subprocess.run(program, timeout=120).returncode == -signal.SIGKILL
+    assert subprocess.run(program, timeout=600).returncode == -signal.SIGKILL
     (work,) = Path("runs/d/.unfinished").glob("neighbours-*")
     flip_middle_bit(work / "pairs/codes/nearest/c/1/0")  # damaged by the disk, though noted
     resumed = fitted("--resume")

@@ -72,7 +72,7 @@ def show(browser: Any, page: Path, width: int, scheme: str = "light") -> None:
     feature = {"name": "prefers-color-scheme", "value": scheme}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
     browser.get(page.resolve().as_uri())
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 600
     while not browser.execute_script(LOADED) and time.monotonic() < deadline:
         time.sleep(0.1)
 
@@ -356,7 +356,7 @@ def point_at(browser: Any, x: float, y: float) -> str:
     from selenium.webdriver.common.actions.action_builder import ActionBuilder
 
     text = ""
-    for k in range(20):
+    for k in range(400):
         actions = ActionBuilder(browser, duration=0)
         actions.pointer_action.move_to_location(round(x) + k % 2, round(y))
         actions.perform()

@@ -57,7 +57,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 def healthy(url: str) -> bool:
@@ -68,7 +68,7 @@ def healthy(url: str) -> bool:
         return False
 
 
-def until(holds: Callable[[], Any], seconds: float = 30) -> Any:
+def until(holds: Callable[[], Any], seconds: float = 600) -> Any:
     """Wait for something to hold, and give it."""
     deadline = time.monotonic() + seconds
     while not (found := holds()):
@@ -80,7 +80,7 @@ def until(holds: Callable[[], Any], seconds: float = 30) -> Any:
 def asked(url: str, path: str) -> Any:
     request = urllib.request.Request(f"{url}/api/{path}", data=b"{}", method="POST")
     request.add_header("Content-Type", "application/json")
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=600) as answer:
         return json.load(answer)
 
 
@@ -115,7 +115,7 @@ def test_pages_show_stages_parameters_and_artifacts(
     write_arrays(tmp_path / "votes.zarr", X)
     fit = [sys.executable, "-m", "flows.fit", "--dataset", "votes.zarr", "--components", "2"]
     environment = {**os.environ, "PREFECT_API_URL": f"{server}/api"}
-    done = subprocess.run(fit, cwd=tmp_path, env=environment, capture_output=True, timeout=120)
+    done = subprocess.run(fit, cwd=tmp_path, env=environment, capture_output=True, timeout=600)
     assert done.returncode == 0, done.stderr
     (run,) = asked(server, "flow_runs/filter")
     browser.set_window_size(1280, 1200)

@@ -16,7 +16,7 @@ IN_THE_WAY = {"storage": "storage/__init__.py", "pipeline": "pipeline.py"}
 def called(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *words]
     return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=folder, capture_output=True, text=True, timeout=600, check=False
     )
 
 

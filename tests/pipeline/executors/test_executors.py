@@ -100,7 +100,7 @@ def test_a_killed_workers_chunks_are_read_again(dataset, expected, three_workers
     deadly = DeadlyReader(make_test_row_source(dataset).read, N_CHUNKS // 2, mark)
     assert loadings(dataset, DaskExecutor(three_workers), deadly) == expected
     assert mark.exists()
-    three_workers.wait_for_workers(3, timeout=60)
+    three_workers.wait_for_workers(3, timeout=600)
 
 
 @pytest.mark.matrix
@@ -253,7 +253,7 @@ def test_a_function_outlives_the_worker_that_held_it(three_workers):
     processes = [first, *found]
     assert len(processes) == 300
     assert len(set(processes)) >= 2
-    three_workers.wait_for_workers(3, timeout=60)
+    three_workers.wait_for_workers(3, timeout=600)
 
 
 def _own_process(number: int) -> int:
@@ -273,7 +273,7 @@ def _number_of_tasks(dask_scheduler: Scheduler) -> int:
 
 def eventually(condition: Callable[[], bool]) -> None:
     """Wait until something is so, with the patience that a busy machine asks for."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)

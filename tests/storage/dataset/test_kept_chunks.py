@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -81,14 +82,19 @@ def test_parts_of_a_chunk_are_worked_on_after_a_single_read(ask: Callable[..., l
 
 def test_threads_that_need_the_same_chunk_read_it_once() -> None:
     read: list[int] = []
+    begun = threading.Barrier(4)
 
     def reading() -> Bytes:
         read.append(0)
-        time.sleep(0.05)
+        time.sleep(0.2)
         return Bytes(10)
 
+    def get_chunk() -> Bytes:
+        begun.wait()
+        return get_or_read_chunk("a", 0, 0, reading)
+
     with ThreadPoolExecutor(4) as pool:
-        found = [pool.submit(get_or_read_chunk, "a", 0, 0, reading) for _ in range(4)]
+        found = [pool.submit(get_chunk) for _ in range(4)]
     assert len({id(future.result()) for future in found}) == len(read) == 1
 
 

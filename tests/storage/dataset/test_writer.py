@@ -309,7 +309,7 @@ getattr(t, sys.argv[1])(Path(sys.argv[2]))
 
 def run_killed(write: str, path: Path, after: int) -> None:
     command = [sys.executable, "-c", KILLED, write, str(path), str(after)]
-    done = subprocess.run(command, cwd=Path(__file__).parents[3], timeout=60)
+    done = subprocess.run(command, cwd=Path(__file__).parents[3], timeout=600)
     assert done.returncode == -signal.SIGKILL
 
 

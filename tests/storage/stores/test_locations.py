@@ -152,7 +152,7 @@ def test_a_claim_is_renewed_for_as_long_as_its_writer_lives(folder, monkeypatch)
     monkeypatch.setattr(locations, "RENEW_SECONDS", 0.02)
     with claim_lease(folder) as holds:
         seen = {claim_of(folder).read_object().version["e_tag"]}
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 600
         while len(seen) < 4:
             assert time.monotonic() < deadline
             seen.add(claim_of(folder).read_object().version["e_tag"])
@@ -164,8 +164,10 @@ def test_a_lost_claim_is_told_at_the_end(folder, monkeypatch):
     monkeypatch.setattr(locations, "RENEW_SECONDS", 0.02)
     with pytest.raises(FolderInUseError, match="has taken over"), claim_lease(folder) as holds:  # noqa: PT012
         claim_of(folder).write_bytes(b'["another", 1, 1.0]')
-        time.sleep(0.1)
-        assert not holds()
+        deadline = time.monotonic() + 600
+        while holds():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
     assert claim_of(folder).read_bytes() == b'["another", 1, 1.0]'  # and left to its owner
 
 
@@ -186,14 +188,15 @@ def test_a_lost_answer_loses_no_claim(faulty_bucket, faulty, monkeypatch, fault)
     monkeypatch.setattr(locations, "RENEW_SECONDS", 0.02)
     folder = parse_path(f"{faulty_bucket}/d")
     assert not folder.exists()
-    faulty.seen.clear()
     faulty.fault = fail_every(2, fault)
     for _ in range(2):
+        faulty.seen.clear()
+        deadline = time.monotonic() + 600
         with claim_lease(folder) as holds:
-            time.sleep(0.2)
+            while sum(request.method == "PUT" for request in faulty.seen) < 4:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
             assert holds()
-    puts = [request for request in faulty.seen if request.method == "PUT"]
-    assert len(puts) > 4
 
 
 def test_of_many_writers_one_gets_a_stale_claim(folder, monkeypatch):

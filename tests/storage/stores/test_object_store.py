@@ -43,7 +43,7 @@ from tests.support.object_proxy import (
     fail_writes,
 )
 
-SLOW = (HealthCheck.function_scoped_fixture,)
+SLOW = (HealthCheck.function_scoped_fixture, HealthCheck.too_slow)
 CODES = {
     "mean": CodeArraySpec(("component",), (3,), "float32"),
     "row": CodeArraySpec((), (), "int64"),
