@@ -26,7 +26,9 @@ from typing import Any, Self
 SpellParameter = Callable[[str, str | None], str]
 """Spells a parameter, given its name and, if the text suggests one, its value."""
 
-_PLACEHOLDER = re.compile(r"(?<![\w/.'\"-])\{([A-Za-z_]\w*)(?:=([^{}]*))?\}(?![\w/]|\.\w)")
+# Quoted names and values may contain braces, as in {levels="{x}"<y}.
+_VALUE = r"((?:(?<=[=:,<])\"(?:[^\"]|\"\")*+\"(?=[=:,<}])|[^{}])*+)"
+_PLACEHOLDER = re.compile(rf"(?<![\w/.'\"-])\{{([A-Za-z_]\w*)(?:={_VALUE})?\}}(?![\w/]|\.\w)")
 _NUMBER = re.compile(r"[+-]?\d+\.?\d*(e[+-]?\d+)?")
 _LITERALS = {"yes": "True", "no": "False"}
 _MAX_NAMES = 8

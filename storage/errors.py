@@ -11,7 +11,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-_PLACEHOLDER = re.compile(r"(?<![\w/.'\"-])\{([A-Za-z_]\w*)(?:=([^{}]*))?\}(?![\w/]|\.\w)")
+# Quoted names and values may contain braces, as in {levels="{x}"<y}.
+_VALUE = r"((?:(?<=[=:,<])\"(?:[^\"]|\"\")*+\"(?=[=:,<}])|[^{}])*+)"
+_PLACEHOLDER = re.compile(rf"(?<![\w/.'\"-])\{{([A-Za-z_]\w*)(?:={_VALUE})?\}}(?![\w/]|\.\w)")
 
 _OUT_OF_MEMORY_SIGNS = ("can't start new thread", "failed to map segment")
 

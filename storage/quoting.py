@@ -14,7 +14,7 @@ _PIECE = re.compile(rf"\s*{_QUOTED.pattern}\s*(?=[{_MARKS}]|$)|[^{_MARKS}]*")
 def quote(text: str) -> str:
     """Quote a name or value for an option, if necessary; quotes inside are doubled."""
     is_plain = text == text.strip() != "" and not text.startswith('"')
-    if is_plain and not any(mark in text for mark in _MARKS):
+    if is_plain and not {*text} & {*_MARKS, "{", "}"}:  # braces have a meaning in messages
         return text
     return '"' + text.replace('"', '""') + '"'
 

@@ -66,7 +66,7 @@ class HasFeatures(Protocol):
 def join_levels(levels: Sequence[str]) -> str:
     """Write levels as the option of `ingest` does: LOW<MIDDLE<"<HIGH"."""
     quoted = ('"' + level.replace('"', '""') + '"' for level in levels)
-    is_plain = (level == level.strip() and not {*level} & {*',:<="'} for level in levels)
+    is_plain = (level == level.strip() and not {*level} & {*',:<="{}'} for level in levels)
     names = zip(levels, quoted, is_plain, strict=True)
     return "<".join(level if plain else text for level, text, plain in names)
 

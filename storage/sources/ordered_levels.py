@@ -99,8 +99,12 @@ def make_level_map(
         for word, number in zip(words, numbers, strict=True)
     ]
     if len({*names}) < len(names):
-        repeated = next(level for k, level in enumerate(levels) if names[k] in names[:k])
-        raise DataError(f"{place}: the level {repeated!r} occurs twice. Name each level once.")
+        second = next(k for k, name in enumerate(names) if name in names[:k])
+        first, repeated = levels[names.index(names[second])], levels[second]
+        problem = f"the level {repeated!r} occurs twice"
+        if first != repeated:  # such as 1 and true
+            problem = f"the levels {first!r} and {repeated!r} cannot be told apart"
+        raise DataError(f"{place}: {problem}. Name each level once, or rename one.")
     if len(levels) == 1:
         raise DataError(
             f"{place}: there is one level, {levels[0]!r}, but a feature needs at least two. "

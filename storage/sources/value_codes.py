@@ -297,7 +297,8 @@ class ReadOptions:
 
     def is_declared_missing(self, word: str) -> bool:
         """Return whether the options name a word as missing, or a number equal to it."""
-        return word.strip() in self.missing or parse_float(word) in self.missing_numbers
+        is_named = word.strip() in map(str.strip, self.missing)
+        return is_named or parse_float(word) in self.missing_numbers
 
     @cached_property
     def _found_maps(self) -> dict[str, ValueMap | None]:

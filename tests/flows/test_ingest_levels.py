@@ -174,7 +174,7 @@ SEVENTEEN = "<".join(map(str, range(17)))
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--levels", "no<yes<NO"], "the level 'NO' occurs twice"),
+        (["--levels", "no<yes<NO"], "the levels 'no' and 'NO' cannot be told apart. Name"),
         (["--levels", "q*:no"], "there is one level, 'no'"),
         (["--levels", "no<<yes"], "a level has no name"),
         (["--levels", SEVENTEEN], "there are 17 levels, but at most 16 are possible"),

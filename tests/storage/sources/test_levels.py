@@ -103,7 +103,7 @@ def test_dictionaries_have_levels_if_they_are_ordered(tmp_path):
         read(tmp_path / "b.parquet")
 
 
-WORDS = ["None", "NA", "n/a", "null", "NaN", "?", "1", "-", "unused", "False", "<18", "a,b:c=d"]
+WORDS = ["None", "NA", "n/a", "null", "NaN", "?", "1", " - ", "unused", "False", "<18", "a,b:c=d"]
 
 
 def write_categories(path, kind, indices, categories=WORDS):
@@ -398,7 +398,7 @@ def test_other_quotes_are_part_of_a_value():
 
 
 def test_the_options_that_errors_propose_can_be_pasted(tmp_path):
-    path, levels = tmp_path / "a.csv", ("<18", "18-64", "65+")
+    path, levels = tmp_path / "a.csv", ("<18", "{x}", "65+")
     pd.DataFrame({"a:b": levels, "b": [1, 0, 1]}).to_csv(path, index=False)
     for maps in (), (parse_levels("b:0<1"), parse_levels("low<high")):
         with pytest.raises(DataError) as refusal:
