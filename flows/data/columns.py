@@ -104,7 +104,8 @@ class RoleOptions(TypedDict, total=False):
         Option(
             group=VALUES,
             help="Meaning of values: 'VALUE=1,VALUE=0', or 'FEATURES:VALUE=1,VALUE=0' for some "
-            "features. Repeatable; the most specific one applies.",
+            "features. Repeatable; the most specific one applies. Put double quotes around names "
+            "and values with , : = or <, here and in other options.",
         ),
     ]
     yes: Annotated[
