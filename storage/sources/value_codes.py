@@ -538,6 +538,11 @@ def suggest_remedy(
         elif value_map.levels:
             option = _suggest_levels(name if columns else value_map.columns, counts, value_map)
             remedy = f"Use {option}, or"
+            plain = [value.strip("'\"") for value in counts]
+            unknown = [value for value in plain if value_map.find_code(value) is None]
+            if value_map.has_candidates and all(value.lstrip("-").isdecimal() for value in unknown):
+                missing = _format_missing_options(unknown[:_MAX_PROPOSED])
+                return f"{_format_counts(counts, _MAX_DISTINCT)}. Use{missing}, or {option}."
         return f"{_format_counts(counts, _MAX_DISTINCT)}. {remedy} {{missing=VALUE}}."
     advice = _explain_values(name, counts, len(values), bool(columns), continuous)
     return f"{advice}.{_suggest_long(columns, counts)}"

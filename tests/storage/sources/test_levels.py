@@ -348,6 +348,13 @@ def test_many_numbers_are_measurements(tmp_path):
         read(path, parse_ordinal("*"))
 
 
+def test_a_number_that_is_too_high_for_a_level_may_mean_missing(tmp_path):
+    path = write(tmp_path / "a.csv", "q,b\n1,0\n999,1\n2,0\n3,\n-998,1\n")
+    option = 'Use missing=999 missing="-998", or levels="-998<1<2<3<999" (check the order).'
+    with pytest.raises(DataError, match=re.escape(option)):
+        read(path, parse_ordinal("*"))
+
+
 def test_an_infinite_number_is_no_level(tmp_path):
     path = write(tmp_path / "a.csv", "q,b\n1,0\ninf,1\n2,0\n")
     for option in ("*", "*:0-4"):
