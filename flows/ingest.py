@@ -10,6 +10,7 @@ from functools import partial
 from typing import Annotated, Any
 
 from flows.cli.app import EXIT_CODES, make_app, run_app
+from flows.cli.errors import format_warnings
 from flows.cli.options import OUTPUT, Json, Option, Switch
 from flows.cli.progress import report_progress
 from flows.cli.summary import print_ingest
@@ -17,6 +18,7 @@ from flows.data.columns import RoleOptions, parse_roles
 from flows.data.ingest import (
     IngestJob,
     LongAppend,
+    list_source_warnings,
     open_new_sources,
     open_sources,
     summarize_dataset,
@@ -147,6 +149,7 @@ def _write_dataset(job: IngestJob) -> dict[str, Any]:
         seconds = round(time.perf_counter() - start, 3)
         added = summarize_long_append(job, dataset)
         summary = {**summarize_dataset(dataset), **added, "seconds": seconds}
+        summary["warnings"] += format_warnings(list_source_warnings(job))
         summary["warnings"] += warn_about_far_levels(job)
     if (files := job.new_files) is None:
         return summary

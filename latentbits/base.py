@@ -23,6 +23,7 @@ from sklearn.utils import (
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from latentbits import functions as api
+from latentbits.data import handle_absent_chunks
 from latentbits.fitted import Fitted
 from pipeline.data.batches import (
     RowBatches,
@@ -458,7 +459,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             else:
                 options |= {"accept_sparse": "csr", "ensure_all_finite": "allow-nan"}
                 X = validate_data(self, X, **options, ensure_min_samples=0, ensure_min_features=0)
-            rows = open_array(X)
+            rows = open_array(handle_absent_chunks(X))
         _check_size(rows, 2 if is_fit else 1)
         return rows
 

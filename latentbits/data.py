@@ -6,7 +6,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+from warnings import warn
 
 from narwhals.dependencies import is_into_dataframe
 from numpy.typing import ArrayLike
@@ -22,6 +23,7 @@ from pipeline.data.tables import (
     convert_frame,
     make_binarization_rule,
 )
+from pipeline.errors import spell_parameters
 
 if TYPE_CHECKING:
     from storage import BinaryDataset
@@ -44,7 +46,7 @@ def make_dataset(data: Any, features: Sequence[Feature] = ()) -> Dataset:
     if is_labelled or is_lazy_frame(data) or is_into_dataframe(data):
         tables = convert_frame(data, None, ())
     else:
-        tables = convert_array(data)
+        tables = convert_array(handle_absent_chunks(data))
         names, planes = tuple(f.name for f in features), name_planes(features)
         if tables.rows.n_features in (len(names), len(planes)):
             is_per_plane = tables.rows.n_features != len(names)
@@ -87,6 +89,7 @@ def from_numpy(
     map: Mapping[Any, int | None] | None = None,
     levels: LevelsByFeature = None,
     continuous: Sequence[str] = (),
+    absent_chunks: Literal["refuse", "fill", "missing"] | None = None,
     path: Any = None,
 ) -> Dataset:
     """Create a dataset from an array: dense, sparse (SciPy), or of Dask, Zarr or HDF5.
@@ -116,6 +119,10 @@ def from_numpy(
     continuous
         Names of the features whose values are numbers, such as `["age"]`. They are stored as
         32-bit floats; infinite values are refused.
+    absent_chunks
+        Chunks that an array of Zarr or HDF5 does not store: `"refuse"` raises an error, `"fill"`
+        reads the fill value, and `"missing"` takes their cells as missing; None reads the fill
+        value and warns.
     path
         Folder to write the dataset to, for `open_dataset`; None keeps it in memory.
 
@@ -127,6 +134,7 @@ def from_numpy(
     """
     rule = make_binarization_rule(threshold, map)
     kinds: dict[str, Any] = {"levels": levels, "continuous": continuous}
+    X = handle_absent_chunks(X, absent_chunks)
     tables = convert_array(X, feature_names, segment, keep, rule, **kinds)
     return _make_dataset(tables, path)
 
@@ -173,6 +181,21 @@ def from_dataframe(
     kinds: dict[str, Any] = {"levels": levels, "continuous": continuous}
     tables = convert_frame(df, segment, keep, features, rule, **kinds)
     return _make_dataset(tables, path)
+
+
+def handle_absent_chunks(X: Any, rule: Any = None) -> Any:
+    """Return an array as it is to be read, and warn if chunks of it are not stored."""
+    zarr, h5py = sys.modules.get("zarr"), sys.modules.get("h5py")
+    is_zarr = zarr is not None and isinstance(X, zarr.Array)
+    # A closed dataset is false.
+    if not (is_zarr or (h5py is not None and isinstance(X, h5py.Dataset) and X)):
+        return X
+    from storage.sources.absent_chunks import handle_absent_chunks as handle
+
+    array, text = handle("X", X, rule)
+    if text is not None:
+        warn(spell_parameters(text), stacklevel=3)
+    return array
 
 
 def _make_dataset(tables: TableBatches, path: Any) -> Dataset:

@@ -17,7 +17,16 @@ from storage.errors import DataError, is_out_of_memory
 _DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OPTIONS = frozenset(
     (
-        *("append", "artifact", "cluster", "codes", "collapse", "components", "dataset"),
+        *(
+            "absent_chunks",
+            "append",
+            "artifact",
+            "cluster",
+            "codes",
+            "collapse",
+            "components",
+            "dataset",
+        ),
         *("continuous", "correction", "covariates", "cut", "outcomes"),
         *("dif", "dif_purify", "dif_test", "drift_limit", "drop", "drop_constant", "duplicates"),
         *(

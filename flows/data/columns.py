@@ -19,6 +19,7 @@ from storage.errors import DataError
 from storage.format.manifest_schemas import check_schema
 from storage.format.schema import MISSING_INTEGER
 from storage.sources import (
+    AbsentChunks,
     DuplicateRule,
     ReadOptions,
     SourceBatch,
@@ -32,6 +33,8 @@ from storage.stores.locations import MANIFEST_NAME
 
 SOURCES_KEY = "sources"
 """Key, among the recorded roles, of the tags of the files that a dataset was made from."""
+WARNINGS_KEY = "warnings"
+"""Key, among the recorded roles, of the warnings of the readers of these files."""
 Genotypes = Literal["dominant", "recessive", "additive"]
 _GENOTYPE_THRESHOLDS: dict[Genotypes, float] = {"dominant": 0.5, "recessive": 1.5}
 _GENOTYPE_LEVELS = "0<1<2"
@@ -147,6 +150,14 @@ class RoleOptions(TypedDict, total=False):
             "or else utf-8]",
         ),
     ]
+    absent_chunks: Annotated[
+        AbsentChunks,
+        Option(
+            group=VALUES,
+            help="Chunks that a Zarr array does not store: refuse them, read the fill value, or "
+            "take their cells as missing. [default: the fill value, with a warning]",
+        ),
+    ]
     features: Annotated[
         Repeatable,
         Option(
@@ -188,6 +199,8 @@ class ColumnRoles:
         Continuous features, spelt as in `--continuous`.
     encoding
         The encoding of text files without a byte-order mark.
+    absent_chunks
+        The meaning of chunks that a Zarr array does not store.
     features, drop
         Columns to use as the only features, and columns to leave out: names and patterns.
     drop_constant
@@ -213,6 +226,7 @@ class ColumnRoles:
     ordinal: tuple[str, ...] = ()
     continuous: tuple[str, ...] = ()
     encoding: str | None = None
+    absent_chunks: AbsentChunks | None = None
 
     def __post_init__(self) -> None:
         if self.segments is not None and self.segments < 1:
@@ -264,6 +278,7 @@ class ColumnRoles:
             self.features,
             self.drop,
             encoding=self.encoding,
+            absent_chunks=self.absent_chunks,
         )
 
     def with_source_columns(self, source: Any) -> ColumnRoles:
@@ -281,7 +296,7 @@ class ColumnRoles:
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values to store, without empty ones that older versions do not know."""
-        optional = ("levels", "ordinal", "continuous", "encoding")
+        optional = ("levels", "ordinal", "continuous", "encoding", "absent_chunks")
         return {n: v for n, v in asdict(self).items() if v or n not in optional}
 
     @property
@@ -319,7 +334,8 @@ def parse_roles(options: RoleOptions) -> ColumnRoles:
 def merge_with_stored_roles(roles: ColumnRoles, base: BinaryDataset) -> ColumnRoles:
     """Complete the roles of appended rows with those recorded in the dataset."""
     stored = _drop_unset(base.manifest["ingest"])
-    stored.pop(SOURCES_KEY, None)
+    for name in (SOURCES_KEY, WARNINGS_KEY):
+        stored.pop(name, None)
     _check_stored_roles(stored, base)
     changed = _drop_unset(asdict(roles))
     if roles.long and "long" in stored:

@@ -16,6 +16,7 @@ from flows.cli.summary import join_names
 from flows.data.collapse import FREQUENCY, collapse_rows
 from flows.data.columns import (
     SOURCES_KEY,
+    WARNINGS_KEY,
     ColumnRoles,
     check_stored_columns,
     make_segmenter,
@@ -307,7 +308,9 @@ def _open_writer(job: IngestJob, n_rows: int | None) -> Iterator[DatasetWriter]:
     """Create a dataset or append to the base; either way it records the source files."""
     sources, path, roles, base = job.sources, job.path, job.roles, job.base
     names, tags = sources[0].feature_names, collect_tags(sources)
-    attributes = _merge_attributes(sources, base)
+    attributes, listed = _merge_attributes(sources, base), list_source_warnings(job)
+    known = base.manifest["ingest"].get(WARNINGS_KEY, []) if base else []
+    warnings = {WARNINGS_KEY: [*known, *listed]} if listed else {}
     if base is None:
         with create_dataset(
             path,
@@ -315,7 +318,7 @@ def _open_writer(job: IngestJob, n_rows: int | None) -> Iterator[DatasetWriter]:
             feature_levels=sources[0].feature_levels,
             columns=roles.stored_columns,
             expected_rows=n_rows,
-            ingest={**roles.to_json(), SOURCES_KEY: tags},
+            ingest={**roles.to_json(), SOURCES_KEY: tags, **warnings},
             attributes=attributes,
             overwrite=job.overwrite,
         ) as writer:
@@ -330,7 +333,8 @@ def _open_writer(job: IngestJob, n_rows: int | None) -> Iterator[DatasetWriter]:
             raise FolderInUseError(
                 f"{path}: another writer changed the dataset in between. Run the command again."
             )
-        writer.ingest = {**writer.ingest, SOURCES_KEY: {**read_known_sources(base), **tags}}
+        known_tags = {**read_known_sources(base), **tags}
+        writer.ingest = {**writer.ingest, SOURCES_KEY: known_tags, **warnings}
         yield writer
 
 
@@ -457,6 +461,12 @@ def summarize_long_append(job: IngestJob, dataset: BinaryDataset) -> dict[str, A
         "features_added": list(dataset.feature_names[job.base.n_features :]),
         "features_ignored": list(source.ignored_features),
     }
+
+
+def list_source_warnings(job: IngestJob) -> list[str]:
+    """List the warnings of the readers of all sources."""
+    sources = (source for source in job.sources if isinstance(source, Source))
+    return [warning for source in sources for warning in source.list_warnings()]
 
 
 def warn_about_far_levels(job: IngestJob) -> list[str]:

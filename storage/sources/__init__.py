@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from zipfile import ZipFile
 
 from storage.errors import DataError
+from storage.sources.absent_chunks import AbsentChunks
 from storage.sources.arrays import open_dense, open_npy, open_sparse, read_member_headers
 from storage.sources.base import (
     NewFeatures,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from storage.sources.long_tables import LongTableSource
 
 __all__ = [
+    "AbsentChunks",
     "DuplicateRule",
     "NewFeatures",
     "NewFiles",

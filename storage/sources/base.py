@@ -171,6 +171,10 @@ class Source(ABC):
         if self.is_streaming:
             next(iter(self.iter_batches()), None)
 
+    def list_warnings(self) -> list[str]:
+        """List what the reader assumed, for the summary and the manifest."""
+        return []
+
     @property
     def files(self) -> tuple[str, ...]:
         """Paths of all local files of the source."""

@@ -34,6 +34,10 @@ class _DerivedSource(Source):
         """Tags of the other source."""
         return self.source.tags
 
+    def list_warnings(self) -> list[str]:
+        """List the warnings of the other source."""
+        return self.source.list_warnings()
+
     def check_first_rows(self) -> None:
         """Read the first rows of the other source."""
         self.source.check_first_rows()

@@ -25,6 +25,7 @@ from storage.quoting import (
     split_quoted,
     unquote,
 )
+from storage.sources.absent_chunks import AbsentChunks
 from storage.sources.text import check_encoding_name
 
 ValueCodes = NDArray[np.uint8]
@@ -248,6 +249,9 @@ class ReadOptions:
         Maps of single features by name, which precede `maps`.
     encoding
         The encoding of text files without a byte-order mark, by default UTF-8.
+    absent_chunks
+        The meaning of chunks that a Zarr array does not store; by default, they are read as the
+        fill value, with a warning.
     """
 
     missing: tuple[str, ...] = ()
@@ -259,6 +263,7 @@ class ReadOptions:
     is_append: bool = False
     feature_maps: Mapping[str, ValueMap] = field(default_factory=dict)
     encoding: str | None = None
+    absent_chunks: AbsentChunks | None = None
 
     def __post_init__(self) -> None:
         check_encoding_name(self.encoding)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Generator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from storage.codes.codes import Codes, open_codes
 from storage.errors import DataError
 from storage.format.schema import CODES_FORMAT, SAFE_CODECS, check_codecs
+from storage.sources.absent_chunks import handle_absent_chunks
 from storage.sources.arrays import make_dimensions_error, make_number_batch
 from storage.sources.base import Source, SourceBatch, make_feature_names
 from storage.sources.ordered_levels import make_level_map
@@ -33,13 +35,34 @@ class ZarrSource(Source):
 
     def _read_batches(self) -> Generator[SourceBatch]:
         """Read whole rows of chunks, so that each chunk is decoded once."""
-        array: zarr.Array[Any] = zarr.open_array(self.path, path=self.array, mode="r")
+        array = self._array_and_warning[0]
         n_rows, chunk_rows = array.shape[0], array.chunks[0]
         step = chunk_rows * max(1, self.batch_rows // chunk_rows)
         for first in range(0, n_rows, step):
-            values: NDArray[Any] = np.asarray(array[first : min(first + step, n_rows)])
+            values: NDArray[Any] = array[first : min(first + step, n_rows)]
+            is_masked = np.ma.isMaskedArray(values)
+            observed = (~np.ma.getmaskarray(values)).view(np.uint8) if is_masked else None
+            values = np.ma.getdata(values)
             for start, count in self.iter_row_ranges(len(values)):
-                yield make_number_batch(self, values[start : start + count], first + start)
+                own = slice(start, start + count)
+                mask = None if observed is None else observed[own]
+                yield make_number_batch(self, values[own], first + start, observed=mask)
+
+    def check_first_rows(self) -> None:
+        """Check for absent chunks, if they are refused, and read the first rows."""
+        _ = self._array_and_warning
+        super().check_first_rows()
+
+    def list_warnings(self) -> list[str]:
+        """Warn about absent chunks."""
+        warning = self._array_and_warning[1]
+        return [] if warning is None else [warning]
+
+    @cached_property
+    def _array_and_warning(self) -> tuple[Any, str | None]:
+        """The array to read, and a warning about absent chunks; the store is listed once."""
+        array: zarr.Array[Any] = zarr.open_array(self.path, path=self.array, mode="r")
+        return handle_absent_chunks(self.path, array, self.options.absent_chunks)
 
 
 def is_zarr(path: str) -> bool:
