@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from pipeline.data.batches import is_lazy_frame
 from pipeline.data.datasets import Dataset, MemoryDataset, make_memory_dataset
-from pipeline.data.features import BINARY_LEVELS, Feature, name_planes
+from pipeline.data.features import BINARY_LEVELS, Feature, join_levels, name_planes
 from pipeline.data.tables import (
     BinaryTable,
     LevelsByFeature,
@@ -23,7 +23,7 @@ from pipeline.data.tables import (
     convert_frame,
     make_binarization_rule,
 )
-from pipeline.errors import spell_parameters
+from pipeline.errors import FitError, spell_parameters
 
 if TYPE_CHECKING:
     from storage import BinaryDataset
@@ -45,6 +45,7 @@ def make_dataset(data: Any, features: Sequence[Feature] = ()) -> Dataset:
     is_labelled = xarray is not None and isinstance(data, xarray.DataArray | xarray.Dataset)
     if is_labelled or is_lazy_frame(data) or is_into_dataframe(data):
         tables = convert_frame(data, None, ())
+        _check_orders(tables.levels, features)
     else:
         tables = convert_array(handle_absent_chunks(data))
         names, planes = tuple(f.name for f in features), name_planes(features)
@@ -54,6 +55,20 @@ def make_dataset(data: Any, features: Sequence[Feature] = ()) -> Dataset:
             features = () if is_per_plane else features
     levels = {f.name: f.levels for f in features if f.levels != BINARY_LEVELS}
     return make_memory_dataset(replace(tables, levels={**tables.levels, **levels}))
+
+
+def _check_orders(levels: Mapping[str, Sequence[str]], features: Sequence[Feature]) -> None:
+    """Raise `FitError` if columns declare another order of categories than the features of a fit.
+
+    Categories that only one of them has are left out: an error about their values says more.
+    """
+    for name, fitted in features if levels else ():
+        order = levels.get(name, ())
+        if [c for c in order if c in fitted] != [c for c in fitted if c in order]:
+            raise FitError(
+                f"Column {name!r} has the categories {join_levels(order)}, but feature {name!r} "
+                f"of the fit has the levels {join_levels(fitted)}. Give them in the same order."
+            )
 
 
 def open_dataset(path: str | AnyPath) -> BinaryDataset:

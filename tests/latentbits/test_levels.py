@@ -288,3 +288,17 @@ def test_a_level_may_contain_the_mark_of_a_cut() -> None:
     assert cut_levels(dataset, ["age>=<65"]).feature_names == ("age>=<65", "b")
     with pytest.raises(FitError, match=r'no level .6.. It has "<18"<"<65"<">=65"'):
         cut_levels(dataset, ["age>=6"])
+
+
+def test_categories_in_another_order_than_those_of_the_fit(texts: np.ndarray) -> None:
+    fitted = lb.fit(make_pandas(texts), "clipped-pca", components=1)
+    frame = make_pandas(texts)
+    frame["q1"] = frame["q1"].cat.reorder_categories(LEVELS[::-1])
+    message = (
+        "'q1' has the categories yes<perhaps<no, but feature 'q1' of the fit has the levels no<"
+    )
+    with pytest.raises(FitError, match=message):
+        lb.transform(fitted, frame)
+    part = make_pandas(texts[:3])
+    part["q1"] = part["q1"].cat.remove_unused_categories().cat.add_categories("unused")
+    assert len(lb.transform(fitted, part)["mean"]) == 3
