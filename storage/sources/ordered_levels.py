@@ -261,7 +261,7 @@ def select_occurring_levels(
         if {*levels} <= {*BINARY_LEVELS}:
             found[name] = BINARY_LEVELS
             continue
-        place = f"{{ordinal={option.columns}}}: feature {name!r}"
+        place = f"{{ordinal={quote(option.columns)}}}: feature {name!r}"
         if len(levels) == 1:
             raise DataError(
                 f"{place} has no other value than {levels[0]}. Leave it out with {{drop={name}}}, "

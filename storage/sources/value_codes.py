@@ -512,7 +512,10 @@ def describe_invalid_value(value: str, options: ReadOptions, value_map: ValueMap
     valid = "0, 1, true, false" if value_map is None else str(value_map)
     if options.threshold is not None:
         valid = "a number, true, false"
-    return f"the value {value[:_MAX_VALUE_LENGTH]} is not {valid} or missing."
+    word = value.strip("'\"")
+    hint = f" If this category means missing, use {{missing={word}}}."
+    is_category = word.strip().lower() in MISSING_TOKENS  # in texts, such words are missing
+    return f"the value {value[:_MAX_VALUE_LENGTH]} is not {valid} or missing.{hint * is_category}"
 
 
 def suggest_remedy(

@@ -133,6 +133,14 @@ def test_declared_categories_are_levels_whatever_their_names(tmp_path, kind):
     assert levels == {"a": tuple(kept)}
 
 
+def test_options_do_not_make_categories_missing(tmp_path):
+    path = write_categories(tmp_path / "a.parquet", "pandas", [0, 1, 2], ["no", "NA", "yes"])
+    for option in parse_levels("a:no<yes"), parse_map("a:yes=1,no=0"):
+        with pytest.raises(DataError, match='If this category means missing, use missing="NA"'):
+            read(path, option)
+        assert [row[0] for row in read(path, option, missing=("NA",))[0]] == [0, 99, 1]
+
+
 def test_levels_that_were_exported_are_read_again(tmp_path):
     words = ("None", "NA", "nan")
     path = write(tmp_path / "a.csv", "a,b\nNone,NA\nnA,NaN\nnan,\n")
