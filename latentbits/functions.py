@@ -335,7 +335,7 @@ def fit_with_argument_names(
         first = collect_first_statistics(built, rows, executor, seed, show)
         state = start_fit(built, first, rows, executor, seed, progress=show)
         state = fit_model(built, rows, executor, seed, state=state, progress=show)
-        state = orient_fit(built, state, rows, executor, seed, poles, dataset.feature_names)
+        state = orient_fit(built, state, rows, executor, seed, poles, features)
     record = _describe_fit(
         built,
         dataset,

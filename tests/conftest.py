@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
+from flows.cli import progress
 from flows.running.server import run_embedded_server
 from pipeline.models import registry
 from storage.stores import object_store
@@ -96,6 +97,20 @@ def short_pauses() -> Iterator[None]:
             pauses = {"init_backoff": first, "max_backoff": longest, "base": base}
             patch.setitem(retries, "backoff", pauses)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fail_after_fits() -> Iterator[None]:
+    """Raise errors after a fit, such as that its report cannot be drawn; commands only warn."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(progress, "_ERRORS_TO_WARN_OF", ())
+        yield
+
+
+@pytest.fixture
+def warn_after_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warn about errors after a fit, as commands do."""
+    monkeypatch.setattr(progress, "_ERRORS_TO_WARN_OF", (Exception,))
 
 
 @pytest.fixture(scope="module", autouse=True)

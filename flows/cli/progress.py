@@ -18,6 +18,7 @@ from pipeline.executors.progress import Progress
 
 log = logging.getLogger("latentbits")
 _SECONDS_BETWEEN_LINES = 10.0
+_ERRORS_TO_WARN_OF: tuple[type[Exception], ...] = (Exception,)  # none in tests
 
 
 def configure_logging(as_json: bool = False) -> None:
@@ -32,6 +33,16 @@ def configure_logging(as_json: bool = False) -> None:
 def is_logging_json() -> bool:
     """Return whether log messages are written as JSON."""
     return any(isinstance(handler.formatter, JsonLineFormatter) for handler in log.handlers)
+
+
+@contextmanager
+def warn_on_error(problem: str) -> Iterator[None]:
+    """Turn an error into a warning, as it must not lose a finished fit."""
+    try:
+        yield
+    except _ERRORS_TO_WARN_OF as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        log.warning("warning: %s (%s). The fit itself is complete.", problem, reason)
 
 
 class JsonLineFormatter(logging.Formatter):

@@ -17,6 +17,7 @@ from storage.artifacts.artifacts import Artifact
 
 _ERROR, _INTERVAL_ENDS = "error", ("low", "high")
 _ALL_ROWS = "all"
+_PARTS = ("plane", "level", "continuous")  # dimensions of parts of features
 Array = NDArray[Any]
 
 
@@ -125,8 +126,8 @@ def _split_columns(
 
 def _list_arrays(artifact: Artifact, dim: str) -> list[str]:
     """List the arrays with a dimension, without standard errors and intervals of others."""
-    # Parameters of planes and levels belong to the features, in segments too.
-    excluded = {"feature_j"} if dim == "feature" else {"feature", "plane", "level"} - {dim}
+    # Parameters of parts of features belong to the features, in segments too.
+    excluded = {"feature_j"} if dim == "feature" else {"feature", *_PARTS} - {dim}
     names = [
         name
         for name, values in artifact.items()

@@ -6,9 +6,8 @@ Each stage passes its result to the next in memory and also saves it in the work
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.cli.progress import log, warn_on_error
 from flows.cli.summary import join_names, summarize_fit
 from flows.fitting.checkpoints import CheckpointStore, collect_or_load, load_state
 from flows.fitting.drift import emit_drift_event, find_drift_alert, measure_drift
@@ -26,7 +26,7 @@ from flows.running.environment import is_server_configured
 from flows.running.flow import StageRunner, run_stages
 from flows.running.resources import check_memory
 from flows.running.row_results import write_row_ranges
-from pipeline.data.features import list_plane_names
+from pipeline.data.features import list_features, list_plane_names
 from pipeline.errors import FitError
 from pipeline.evaluation.records import describe_outcome
 from pipeline.executors.progress import Progress
@@ -62,7 +62,6 @@ from storage.extras import REPORT_PACKAGES, check_installed
 from storage.stores.locations import LATEST_NAME, MANIFEST_NAME, parse_path, replace_folder
 
 _MAX_NAMED_CHUNKS = 8
-log = logging.getLogger("latentbits")
 
 
 def run_fit(plan: FitPlan) -> dict[str, Any]:
@@ -118,7 +117,7 @@ def _fit_and_save(job: FitJob, stages: StageRunner) -> dict[str, Any]:
         summary["mcs"] = mean_cosine_similarity(state.params.mixing, job.truth)
     alert = find_drift_alert(drift, job.options.drift_limit)
     if drift is not None and alert is not None:
-        with _warn_on_error("The event about drift could not be sent"):
+        with warn_on_error("The event about drift could not be sent"):
             emit_drift_event(job, drift, alert, summary["artifact"])
     return {**summary, "report": report, "alert": alert}
 
@@ -351,13 +350,13 @@ def _run_passes(job: FitJob, states: CheckpointStore, start: PassStart) -> FitSt
         checkpoint=states.save,
         progress=job.progress,
     )
-    return orient_fit(job.model, state, *run, job.poles, job.dataset.feature_names)
+    return orient_fit(job.model, state, *run, job.poles, list_features(job.dataset))
 
 
 def _try_measure_drift(
     job: FitJob, state: FitState, n_samples: int, statistics: Statistics | None
 ) -> dict[str, Any] | None:
-    with _warn_on_error("Drift since the latest fit could not be measured"):
+    with warn_on_error("Drift since the latest fit could not be measured"):
         return measure_drift(job, state, n_samples, statistics)
     return None
 
@@ -412,7 +411,7 @@ def _try_write_report(artifact: str, dataset: BinaryDataset) -> str | None:
     except DataError as error:
         log.info("The fit has no report. %s", error)
         return None
-    with _warn_on_error("The report could not be drawn"):
+    with warn_on_error("The report could not be drawn"):
         from flows.report.inputs import REPORT_FILE
         from flows.report.page import build_report_from_artifact, write_report
 
@@ -420,19 +419,9 @@ def _try_write_report(artifact: str, dataset: BinaryDataset) -> str | None:
         report = build_report_from_artifact(artifact, dataset=dataset)
         write_report(report, output)
         if is_server_configured():
-            with _warn_on_error("The report could not be published on the Prefect server"):
+            with warn_on_error("The report could not be published on the Prefect server"):
                 from flows.report.flow import publish_report  # imports Prefect
 
                 publish_report(report, output)
         return str(output)
     return None
-
-
-@contextmanager
-def _warn_on_error(problem: str) -> Iterator[None]:
-    """Turn an error into a warning, as it must not lose a finished fit."""
-    try:
-        yield
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        log.warning("warning: %s (%s). The fit itself is complete.", problem, reason)

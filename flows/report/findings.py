@@ -104,16 +104,16 @@ def _iter_state_sentences(artifact: Artifact) -> Iterator[str]:
 
 def _iter_component_sentences(artifact: Artifact, correlations: Array | None) -> Iterator[str]:
     """Describe each component by its leading features."""
-    features = read_features(artifact.manifest)
-    names, planes = [feature.name for feature in features], name_planes(features)
+    names = artifact.manifest["feature_names"]
     if _is_mixture(artifact):
+        planes = name_planes(read_features(artifact.manifest))
         yield from _iter_mixture_sentences(artifact, planes)
         return
     # Unbounded weights do not lead.
     columns = [column * ~find_unbounded_weights(artifact) for column in _find_columns(artifact)]
     verb = "is led by"
     if not columns and correlations is not None:
-        columns, verb, names = [*correlations.T], "correlates most with", [*planes]
+        columns, verb = [*correlations.T], "correlates most with"
     for k, column in enumerate(columns[:_MAX_COMPONENTS], 1):
         order = np.argsort(-abs(column), kind="stable")[:_MAX_FEATURES]
         leading = [i for i in order if abs(column[i]) > _MIN_LEADING_SHARE * abs(column[order[0]])]

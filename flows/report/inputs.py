@@ -100,13 +100,20 @@ class ReportInputs:
     notes: tuple[str, ...]
 
     @property
+    def weight_columns(self) -> tuple[str, ...]:
+        """Per-row columns that the fit used as weights or sampling units."""
+        weights = self.fitted.artifact.manifest.get("row_weights") or {}
+        names = (weights.get("column"), weights.get("psu"))
+        return tuple(name for name in names if name is not None)
+
+    @property
     def used_columns(self) -> tuple[str, ...]:
         """Per-row columns that the fit used as weights, sampling units, groups or covariates."""
         manifest = self.fitted.artifact.manifest
-        weights, covariates = manifest.get("row_weights") or {}, read_covariates(manifest)
-        names = [weights.get("column"), weights.get("psu"), manifest.get("group")]
+        group, covariates = manifest.get("group"), read_covariates(manifest)
+        names = [] if group is None else [group]
         names += [column.name for column in covariates.columns] if covariates else []
-        return tuple(name for name in names if name is not None)
+        return (*self.weight_columns, *names)
 
 
 def load_report_inputs(

@@ -142,8 +142,8 @@ def _iter_row_figures(
     correlations: NDArray[np.float64],
 ) -> Iterator[Figure]:
     fitted, coded = inputs.fitted, sample.coded_rows
-    label, used_columns = inputs.options.label, inputs.used_columns
-    labels = choose_labels(coded, dataset.segment_names, label, used_columns)
+    used = (inputs.used_columns, inputs.weight_columns)
+    labels = choose_labels(coded, dataset.segment_names, inputs.options.label, *used)
     if not isinstance(fitted.model, IsMixture) or coded.codes.shape[1] > 1:  # else, codes are 1
         yield from plot_latent_space(fitted, coded, labels, inputs.layout)
         if names is not None and len(coded.codes) <= MAX_NAMED_ROWS:

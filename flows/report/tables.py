@@ -101,9 +101,10 @@ _COLUMN_EXPLANATIONS = {
 
 # Arrays that the table of parameters leaves out if it has another one, and the first arrays then.
 _REPLACED_BY_LEVELS = {
-    "level_difficulty": ("offsets", "difficulty", "n_levels", "level_offsets", "group_offsets"),
-    "level_probabilities": ("probabilities", "continuation", "n_levels"),
+    "level_difficulty": ("offsets", "difficulty", "level_offsets", "group_offsets"),
+    "level_probabilities": ("probabilities", "continuation"),
 }
+_NOT_SHOWN = ("n_levels", "status")  # codes, which other columns and warnings tell
 _LEVEL_ORDER = {"weights": 0, "level_difficulty": 1}
 
 
@@ -459,8 +460,9 @@ def _iter_distinct_columns(columns: Iterable[ParameterColumn]) -> Iterator[Param
     earlier: list[NDArray[Any]] = []
     for column in columns:
         values = column.values
+        is_shown = column.array not in _NOT_SHOWN
         is_new = not any(np.array_equal(values, other) for other in earlier)
-        if is_new and values.dtype.kind in "fiub" and np.isfinite(values).any():
+        if is_shown and is_new and values.dtype.kind in "fiub" and np.isfinite(values).any():
             earlier.append(values)
             yield column
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, RowSource, iter_blocks
 from pipeline.data.datasets import Dataset
+from pipeline.data.features import Feature, find_continuous, join_values
 from pipeline.errors import FitError, format_suggestion
 from pipeline.executors.base import Executor
 from pipeline.models.base import Model, reverse_components
@@ -171,7 +172,7 @@ def orient_fit(
     executor: Executor,
     seed: int,
     poles: Sequence[Pole],
-    feature_names: Sequence[str],
+    features: Sequence[Feature],
 ) -> FitState:
     """Reverse components of a finished fit; `prepare_poles` returns the poles.
 
@@ -189,8 +190,12 @@ def orient_fit(
         return state
     positions = None
     if any(pole.row is not None for pole in poles) or find_loadings(model, state.params) is None:
-        positions = _code_rows(model, state.params, n_components, rows, executor, seed, poles)
-    signs = choose_signs(model, state.params, n_components, feature_names, poles, positions)
+        rng = RowRandom(seed)
+        positions = _code_rows(
+            model, state.params, n_components, rows, executor, rng, poles, features
+        )
+    names = [feature.name for feature in features]
+    signs = choose_signs(model, state.params, n_components, names, poles, positions)
     params = replace(state.params, **reverse_components(model, state.params, signs))
     return replace(state, params=convert_to_c_order(params))
 
@@ -255,8 +260,9 @@ def _code_rows(
     n_components: int,
     rows: RowSource,
     executor: Executor,
-    seed: int,
+    rng: RowRandom,
     poles: Sequence[Pole],
+    features: Sequence[Feature],
 ) -> RowPositions:
     """Code the named rows, and rows spread over some chunks for the mean."""
     names = {pole.row: pole.name for pole in poles if pole.row is not None}
@@ -264,7 +270,7 @@ def _code_rows(
     own = np.searchsorted(ends, list(names), side="right").tolist()
     n_rows = max(_MIN_ROWS, min(_MAX_ROWS, _MAX_WORK // (rows.n_features * n_components)))
     spread = np.unique(np.linspace(0, rows.n_chunks - 1, _MAX_CHUNKS).round().astype(int)).tolist()
-    code = partial(_code_chunk, model, params, n_components, rows, RowRandom(seed), names)
+    code = partial(_code_chunk, model, params, n_components, rows, rng, names, features)
     parts = list[RowPositions]()
     # The rows of a split may all be in other chunks.
     for keys in (dict.fromkeys([*spread, *own]), range(rows.n_chunks)):
@@ -285,13 +291,14 @@ def _code_chunk(
     rows: RowSource,
     rng: RowRandom,
     names: Mapping[int, str],
+    features: Sequence[Feature],
     size: int,
     key: int,
 ) -> RowPositions:
     """Code the named rows of a chunk, and about `size` rows spread over it."""
     named = dict[str, Array]()
     codes = [np.zeros((0, n_components))]
-    values = [np.zeros((0, rows.n_features), np.float32)]
+    values = [np.zeros((0, len(features)), np.float32)]
     blocks = [*iter_blocks(rows.read(key))]
     step = max(1, sum(block.n_samples for block in blocks) // size)
     for block in blocks:
@@ -301,11 +308,19 @@ def _code_chunk(
         named |= dict(zip(own, own_codes, strict=True))
         sample = block.take_rows(np.arange(0, block.n_samples, step))
         codes.append(model.transform(params, sample, rng)["mean"])
-        values.append(read_values(sample))
+        values.append(read_values(sample, features))
     return RowPositions(named, np.concatenate(codes), np.concatenate(values))
 
 
-def read_values(block: BinaryBlock) -> NDArray[np.float32]:
-    """Unpack the values of a block, (n_samples, n_features), NaN where missing."""
-    observed, values = block.unpack_mask(), block.unpack_values().astype(np.float32)
-    return values if observed is None else np.where(observed == 1, values, np.float32(np.nan))
+def read_values(block: BinaryBlock, features: Sequence[Feature]) -> NDArray[np.float32]:
+    """Unpack the values of a block, (n_samples, n_features), NaN where missing.
+
+    Levels are 0, 1, 2, …
+    """
+    levels, observed = join_values(block.unpack_values(), block.unpack_mask(), features)
+    values = levels.astype(np.float32)
+    if observed is not None:
+        values[observed == 0] = np.nan
+    if block.numbers is not None:
+        values[:, find_continuous(features)] = block.numbers.T
+    return values

@@ -27,6 +27,7 @@ def run(folder: Path, *words: str) -> str:
         text=True,
     )
     assert done.returncode == 0, done.stderr
+    assert "could not be drawn" not in done.stderr
     return done.stderr
 
 

@@ -36,7 +36,7 @@ from flows.report.figures.row_plots import (
 )
 from flows.report.figures.rows import CodedRows, DatasetSample
 from flows.report.figures.text import format_number
-from pipeline.data.features import are_binary
+from pipeline.data.features import are_binary, find_continuous, sum_planes
 from pipeline.evaluation.calibration import ShareComparison
 from pipeline.models.capabilities import (
     CanReconstruct,
@@ -81,7 +81,11 @@ def plot_latent_space(
         if "difficulty" in fitted.artifact and not find_unbounded_weights(fitted.artifact).all():
             yield _plot_information(fitted, coded)
     elif n_components == 2 and not _is_compositional(coded.codes):
-        yield _plot_image_grid(fitted, coded, layout) if layout else _plot_item_lines(fitted, coded)
+        has_numbers = bool(find_continuous(fitted.features))
+        if layout is not None and not has_numbers:
+            yield _plot_image_grid(fitted, coded, layout)
+        else:
+            yield _plot_item_lines(fitted, coded)
 
 
 def _is_compositional(codes: Array) -> bool:
@@ -217,27 +221,27 @@ def _plot_item_lines(fitted: LoadedModel, coded: CodedRows) -> Figure:
         across, up = places[chosen].T
         marks.append(TextMarks(across, up, chosen_names, [COLOURS[1]] * len(chosen)))
     axes = make_axis(x[0], x[-1], "component 1"), make_axis(y[0], y[-1], "component 2")
+    one, it, noun = "a feature is 1", "1 is", "features"
+    if not are_binary(fitted.dataset_features):
+        one, it, noun = "a level or a higher one is reached", "it is", "levels"
     note = (
-        "On its line, a feature is 1 with probability ½; its name is on the side where 1 is more "
-        "likely. Dots are rows."
+        f"On its line, {one} with probability ½; its name is on the side where {it} more likely. "
+        "Dots are rows."
     )
-    n_features = len(fitted.feature_names)
-    if len(lines) < n_features:
-        note += f" {len(lines)} of {n_features} features have a line here."
-    alt = (
-        f"Lines on which features are 1 with probability ½, over {len(coded.codes):,} rows: "
-        f"{join_names(names)}."
-    )
+    if len(lines) < len(grids):
+        note += f" {len(lines):,} of {len(grids):,} {noun} have a line here."
+    alt = f"Lines on which {one} with probability ½, over {len(coded.codes):,} rows: "
+    alt += f"{join_names(names)}." if names else "none."
     hint = "Point at a line for its name."
     return Figure("Features in latent space", alt, Plot(*axes, tuple(marks)), note=note, hint=hint)
 
 
 def _plot_image_grid(fitted: LoadedModel, coded: CodedRows, layout: ImageLayout) -> Figure:
-    """Plot P(x = 1) as an image at each point of a grid."""
+    """Plot P(x = 1), or the expected share of the highest level, as an image at grid points."""
     x, y, points = _make_plane_grid(coded, _N_TILES)
-    images = layout.arrange_images(
-        check_can_reconstruct(fitted.model).reconstruct(fitted.params, points)
-    )
+    planes = check_can_reconstruct(fitted.model).reconstruct(fitted.params, points)
+    n_planes = [feature.n_planes for feature in fitted.features]
+    images = layout.arrange_images(sum_planes(planes, fitted.features) / n_planes)
     height, width = images.shape[1:]
     # A blank line separates neighbours.
     tiles = np.pad(np.nan_to_num(images), ((0, 0), (0, 1), (0, 1)))
@@ -250,8 +254,11 @@ def _plot_image_grid(fitted: LoadedModel, coded: CodedRows, layout: ImageLayout)
         for k, grid in enumerate((x, y), 1)
     )
     plot = Plot(across, up, (RasterMark(mosaic, scale),))
-    alt = f"P(feature = 1) as {_N_TILES}x{_N_TILES} images over components 1 and 2."
-    note = "Each image shows the probability of 1 of every pixel for a row with these codes."
+    value = "probability of 1"
+    if not are_binary(fitted.features):
+        value = "expected level, from the lowest (0) to the highest (1),"
+    alt = f"The {value} of pixels as {_N_TILES}x{_N_TILES} images over components 1 and 2."
+    note = f"Each image shows the {value} of every pixel for a row with these codes."
     return Figure("Images over latent space", alt, plot, note=note, ramp=scale.make_ramp())
 
 
@@ -275,12 +282,14 @@ def plot_calibration(sample: DatasetSample, pairs: ShareComparison) -> Figure:
     )
     rmse, chance = format_number(pairs.rmse, 2), format_number(pairs.chance_rmse, 2)
     count = f"{len(shown):,} of " if len(shown) < len(pairs.z) else ""
+    noun = "levels of features" if sample.has_levels else "features"
     note = (
-        f"{count}{len(pairs.z):,} pairs of features in {sample.n_rows:,} rows and in "
+        f"{count}{len(pairs.z):,} pairs of {noun} in {sample.n_rows:,} rows and in "
         f"{sample.n_drawn:,} rows drawn from the model. The root mean square difference is {rmse}; "
         f"if the model were right, it would be about {chance}."
     )
-    alt = "Share of rows in which both features of a pair are 1, in the data against the model. "
+    both = "with both levels of a pair" if sample.has_levels else "in which both are 1"
+    alt = f"Share of rows {both}, in the data against the model. "
     return Figure("Calibration of pairs", alt + note, Plot(x, y, (diagonal, points)), note=note)
 
 

@@ -35,7 +35,7 @@ from flows.report.figures.marks import (
 )
 from flows.report.figures.rows import CodedRows
 from flows.report.figures.text import format_number, format_shown_count
-from pipeline.data.features import name_planes, read_features
+from pipeline.data.features import are_binary, read_features
 from pipeline.learning.convergence import describe_ending
 from pipeline.models.capabilities import HiddenCauses
 from storage.artifacts.artifacts import Artifact
@@ -187,16 +187,8 @@ def _number_components(values: Array) -> list[str]:
     return [str(k + 1) for k in range(values.shape[1])]
 
 
-def _name_rows(artifact: Artifact, name: str, values: Array) -> Sequence[str]:
-    """Return the names of the features, or of their planes if these have the rows."""
-    features = read_features(artifact.manifest)
-    if len(values) != len(features) or (name in artifact and "plane" in artifact.dims(name)):
-        return name_planes(features)
-    return [feature.name for feature in features]
-
-
 def _plot_loadings(artifact: Artifact, name: str, title: str, values: Array) -> Figure:
-    features = _name_rows(artifact, name, values)
+    features = artifact.manifest["feature_names"]
     n_features, n_components = values.shape
     rows, columns = select_largest_rows(values), slice(MAX_COLUMNS)
     shown, ends = values[rows, columns], _find_intervals(artifact, name)
@@ -237,7 +229,7 @@ def _format_intervals(ends: Array) -> list[str]:
 
 def _plot_largest_intervals(artifact: Artifact, name: str, values: Array, ends: Array) -> Figure:
     rows = select_largest_rows(values, _MAX_INTERVALS)
-    names = _name_rows(artifact, name, values)
+    names = artifact.manifest["feature_names"]
     features = [names[i] for i in rows]
     note = format_shown_count("features", len(rows), len(values), LARGEST_TEXT)
     return plot_intervals(_format_title(name), values[rows], ends[:, rows], features, note)
@@ -323,21 +315,28 @@ def plot_correlations(
         for figure in plot_feature_array(
             artifact, "correlation", CORRELATION_TITLE, values, layout
         ):
-            yield replace(figure, note=f"{figure.note} Of {len(coded.codes):,} rows.".strip())
+            note = f"{figure.note} Of {len(coded.codes):,} rows.".strip()
+            if not are_binary(read_features(artifact.manifest)):
+                note += " Levels count as 0, 1, 2 and so on."
+            yield replace(figure, note=note)
 
 
 def correlate_features_with_codes(coded: CodedRows) -> Array:
     """Return correlations of observed values with codes, (n_features, n_codes); 0 if constant."""
     X, codes = coded.values.astype(np.float64), coded.codes
     observed = np.isfinite(X).astype(np.float64)
-    n = np.maximum(observed.sum(axis=0), 1.0)[:, None]
+    n = np.maximum(observed.sum(axis=0), 1.0)
     X = np.where(observed == 1, X, 0.0)
-    share, mean = X.sum(axis=0)[:, None] / n, observed.T @ codes / n
-    covariance = X.T @ codes / n - share * mean
-    variances = share * (1 - share), np.maximum(observed.T @ codes**2 / n - mean**2, 0.0)
-    scale = np.sqrt(variances[0] * variances[1])
-    zeros = np.zeros_like(scale)
-    correlations: Array = np.divide(covariance, scale, out=zeros, where=scale > 1e-12)
+    sizes = np.abs(X).max(axis=0, initial=0.0)
+    X = observed * (X - X.sum(axis=0) / n)
+    deviations = np.sqrt((X**2).sum(axis=0) / n)
+    X = np.divide(X, deviations, out=np.zeros_like(X), where=deviations > 1e-12 * sizes)
+    n = n[:, None]
+    variances = np.maximum(observed.T @ codes**2 / n - (observed.T @ codes / n) ** 2, 0.0)
+    covariance, zeros = X.T @ codes / n, np.zeros_like(variances)
+    correlations: Array = np.divide(
+        covariance, np.sqrt(variances), out=zeros, where=variances > 1e-12
+    )
     return correlations
 
 

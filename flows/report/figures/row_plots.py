@@ -274,13 +274,17 @@ class RowGroup(NamedTuple):
 
 
 def choose_labels(
-    coded: CodedRows, segments: Sequence[str], name: str | None, used_columns: Container[str]
+    coded: CodedRows,
+    segments: Sequence[str],
+    name: str | None,
+    used_columns: Container[str],
+    weight_columns: Container[str],
 ) -> ColourLabels | None:
     """Return the column `name`, or choose labels if it is None.
 
-    The first choice is a column with few values, then the segments in the order of the data. If
-    there are few rows, the last choice is a column of texts, which probably names the rows; it is
-    not one of `used_columns`, which the fit used as weights, groups or covariates.
+    The first choice is a column with few values that are no weights, then the segments in the order
+    of the data. If there are few rows, the last choice is a column of texts, which probably names
+    the rows; it is not one of `used_columns`, which the fit used as weights, groups or covariates.
     """
     by_segment = ColourLabels(SEGMENT, coded.segments, segments)
     if name in coded.columns:
@@ -290,7 +294,8 @@ def choose_labels(
     if name is not None:
         return by_segment
     for column, values in coded.columns.items():
-        if column != "split" and 2 <= len(set(values.tolist())) <= MAX_COLOURED_LABELS:
+        is_free = column != "split" and column not in weight_columns
+        if is_free and 2 <= len(set(values.tolist())) <= MAX_COLOURED_LABELS:
             return ColourLabels(column, values)
     if len(segments) > 1:
         return by_segment

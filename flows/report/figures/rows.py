@@ -53,7 +53,7 @@ class CodedRows:
     codes
         (n_rows, n_components).
     values
-        Values of the features, NaN where missing, (n_rows, n_features).
+        Values of the features, levels as 0, 1, 2, …, NaN where missing, (n_rows, n_features).
     rows
         Row numbers in the dataset, from 0, (n_rows,).
     segments
@@ -87,6 +87,8 @@ class DatasetSample:
         Names of the features or levels that were paired.
     n_rows, n_drawn
         Numbers of rows behind the frequencies of the data and of the model.
+    has_levels
+        Whether levels were paired.
     """
 
     coded_rows: CodedRows
@@ -94,6 +96,7 @@ class DatasetSample:
     paired_names: Sequence[str]
     n_rows: int
     n_drawn: int
+    has_levels: bool
 
 
 def open_fitted_dataset(fitted: LoadedModel, path: str | None) -> tuple[BinaryDataset | None, str]:
@@ -140,10 +143,11 @@ def read_dataset_sample(fitted: LoadedModel, dataset: BinaryDataset) -> DatasetS
         raise DataError(f"{dataset.path} has no rows of the fitted split.")
     observed, rows = tree_merge(counts), _join_coded_rows(coded, dataset)
     if not len(planes) or not isinstance(fitted.model, CanSample):
-        return DatasetSample(rows, None, names, observed.n_rows, 0)
+        return DatasetSample(rows, None, names, observed.n_rows, 0, bool(features))
     implied = _count_drawn_pairs(fitted, segment_rows, indices, planes)
     pairs = compare_pairs(observed, implied, features)
-    return DatasetSample(rows, pairs, names, observed.n_rows, implied.n_rows)
+    n_rows = (observed.n_rows, implied.n_rows)
+    return DatasetSample(rows, pairs, names, *n_rows, bool(features))
 
 
 def _choose_paired_planes(
@@ -224,7 +228,9 @@ def _encode_rows(
     variances = codes.get("variance", np.full(means.shape, np.nan))
     names = np.full(block.n_samples, dataset.segment_names[block.segment], object)
     columns = {name: block.column(name) for name in dataset.column_names}
-    return CodedRows(means, read_values(block), block.rows, names, columns, variances)
+    return CodedRows(
+        means, read_values(block, fitted.features), block.rows, names, columns, variances
+    )
 
 
 def _join_coded_rows(parts: list[CodedRows], dataset: BinaryDataset) -> CodedRows:

@@ -36,6 +36,7 @@ _MAX_TABLE_ROWS = 20
 _ROW_HEIGHT, _NODE_SIZE = 15, 6
 _NARROW_WIDTH, _FULL_WIDTH = 520, 1060
 _MAX_NARROW_HEIGHT = 700  # of a single tree next to other figures, which are about as high
+_MIN_INFORMATION = 1e-12  # nats; rounding errors are smaller
 _MIN_WIDTH, _MAX_WIDTH = 0.8, 5.0  # of lines
 _MAX_NAME_LENGTH, _MAX_NAME_WIDTH = 40, 210  # letters, pixels
 _PHONE_WIDTH = 330  # pixels of a plot on a phone
@@ -47,11 +48,12 @@ _BEND = 0.11  # of the length of an edge between pixels that are no neighbours
 
 
 def find_edges(fitted: LoadedModel) -> TreeEdges | None:
-    """Return the edges of the model's trees; None if it has none."""
+    """Return the edges of the model's trees; None if all features are independent under them."""
     if not isinstance(fitted.model, HasTrees):
         return None
     edges = find_tree_edges(fitted.model, fitted.params, str(fitted.artifact.path))
-    return edges if len(edges.tree) else None
+    is_dependent = edges.mutual_information.max(initial=0.0) > _MIN_INFORMATION
+    return edges if is_dependent else None
 
 
 def plot_trees(

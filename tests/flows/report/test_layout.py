@@ -38,7 +38,7 @@ def test_names_of_many_labels_are_written_where_they_have_room() -> None:
     codes[1] = codes[0]
     values, segments = np.zeros((40, 2), np.float32), np.full(40, "all", object)
     coded = CodedRows(codes, values, np.arange(40), segments, {"a": names}, codes)
-    labels = choose_labels(coded, ("all",), None, ())
+    labels = choose_labels(coded, ("all",), None, (), ())
     assert labels is not None
     assert labels.name == "a"
     figure = plot_plane(coded, labels)

@@ -74,7 +74,7 @@ def test_a_fit_leaves_its_facts_and_figures_on_the_server(cli, prefect_server, d
 
 
 def test_what_cannot_be_published_loses_neither_fit_nor_report(
-    cli, prefect_server, data, monkeypatch
+    cli, prefect_server, data, monkeypatch, warn_after_fits
 ):
     def broken(*_, **__):
         raise ConnectionError("the server\nis gone")

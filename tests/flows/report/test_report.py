@@ -124,7 +124,7 @@ def test_a_fit_leaves_a_report_in_its_artifact(plain_cli, data):
     assert "clipped-pca of probit" in Page(report).text
 
 
-def test_a_report_that_cannot_be_drawn_loses_no_fit(cli, data, monkeypatch):
+def test_a_report_that_cannot_be_drawn_loses_no_fit(cli, data, monkeypatch, warn_after_fits):
     def broken(*_):
         raise ValueError("a\nlong\nstory")
 
