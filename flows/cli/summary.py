@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.cli.errors import format_warnings
+from pipeline.data.features import read_dataset_features
 from pipeline.learning.convergence import describe_passes
 
 _MAX_SHOWN = 8
@@ -105,13 +106,27 @@ def _format_weights(weights: Mapping[str, Any]) -> str:
     return f"{column}, with the information of {effective:,.0f} rows of equal weights{clusters}"
 
 
+def count_features(manifest: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the numbers of features of the dataset and of the fit, which may split them."""
+    n_fitted = len(manifest["feature_names"])
+    is_split = "split_levels" in manifest
+    return len(read_dataset_features(manifest)) if is_split else n_fitted, n_fitted
+
+
+def format_feature_count(n_features: int, n_fitted: int) -> str:
+    """Write the number of features, and how many they are if they are split by level."""
+    return f"{n_features:,}" + f" ({n_fitted:,} by level)" * (n_fitted != n_features)
+
+
 def summarize_fit(manifest: Mapping[str, Any], params: Any) -> dict[str, Any]:
     """Summarize a fit from its manifest and parameters."""
     names = ("model", "split", "n_samples", "n_components", "iterations", "converged")
+    n_features, n_fitted = count_features(manifest)
     return {
         **{name: manifest[name] for name in names},
         "warnings": format_warnings(manifest["warnings"]),
-        "n_features": len(manifest["feature_names"]),
+        "n_features": n_fitted,
+        "n_dataset_features": n_features,
         "n_segments": len(manifest["segment_names"]),
         "objective": manifest.get("objective"),
         "diagnostics": manifest["diagnostics"],
@@ -142,7 +157,7 @@ def _make_fit_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("rows", format_row_count(summary["n_samples"], summary["split"])),
         *list_weights(summary),
         *list_covariates(summary),
-        ("features", f"{summary['n_features']:,}"),
+        ("features", format_feature_count(summary["n_dataset_features"], summary["n_features"])),
         format_segment_count(summary["n_segments"], summary["group"]),
         *list_known_items(summary),
         ("passes", describe_passes(summary["iterations"], summary["converged"])),

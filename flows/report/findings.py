@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.cli.summary import count_features
 from flows.data.datasets import LoadedModel
 from flows.exporting.columns import find_unbounded_weights, list_segment_names
 from flows.report.figures.causes import find_causes, iter_unit_sentences
@@ -62,13 +63,16 @@ def summarize_findings(
 
 
 def _format_fit(manifest: Mapping[str, Any]) -> str:
-    q, n = manifest["n_components"], len(manifest["feature_names"])
+    q = manifest["n_components"]
     components = f"{q:,} {'component' if q == 1 else 'components'}"
     rows = f"{manifest.get('n_samples', manifest['dataset']['n_rows']):,} rows"
     rows += f" (split {manifest['split']})" if manifest["split"] else ""
     date = f" on {manifest['created'][:10]}" if manifest.get("created") else ""
     ending = "" if manifest["converged"] else f"; it {describe_ending(False)}"
-    data = f"{rows} of {n:,} features of {format_dataset_name(manifest)}"
+    n, n_fitted = count_features(manifest)
+    features = f"{n:,} {'feature' if n == 1 else 'features'}"
+    features += f" ({n_fitted:,} by level)" * (n_fitted != n)
+    data = f"{rows} of {features} of {format_dataset_name(manifest)}"
     return f"{manifest['model']} was fitted with {components} to {data}{date}{ending}."
 
 

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.cli.summary import (
+    count_features,
+    format_feature_count,
     format_row_count,
     format_segment_count,
     join_names,
@@ -140,7 +142,7 @@ def describe_fit(manifest: Manifest) -> FactRows:
         ("rows", format_row_count(manifest.get("n_samples", manifest["dataset"]["n_rows"]), split)),
         *list_weights(manifest),
         *list_covariates(manifest),
-        ("features", f"{len(manifest['feature_names']):,}"),
+        ("features", format_feature_count(*count_features(manifest))),
         format_segment_count(len(manifest["segment_names"]), manifest.get("group")),
         *list_known_items(manifest),
         ("components", f"{manifest['n_components']:,}"),
@@ -334,9 +336,9 @@ def _count_fitted_rows(manifest: Manifest) -> int:
 
 
 def _iter_rows(statistics: Manifest) -> Iterator[tuple[str, str]]:
-    yield "log-likelihood", f"{statistics['log_likelihood']:,.2f}".replace("-", "−")
+    yield "log-likelihood", f"{statistics['log_likelihood']:z,.2f}".replace("-", "−")
     if "log_prior" in statistics:
-        yield "log prior", f"{statistics['log_prior']:,.2f}".replace("-", "−")
+        yield "log prior", f"{statistics['log_prior']:z,.2f}".replace("-", "−")
     yield "parameters", f"{statistics['n_parameters']:,}"
     if "aic" in statistics:
         yield "AIC, BIC", f"{statistics['aic']:,.1f}, {statistics['bic']:,.1f}"
@@ -506,7 +508,7 @@ def _format_uncertainty(column: ParameterColumn, i: int, decimals: int) -> str:
 
 
 def _format_decimals(value: float, decimals: int) -> str:
-    return f"{value:,.{decimals}f}".replace("-", "−") if np.isfinite(value) else "–"
+    return f"{value:z,.{decimals}f}".replace("-", "−") if np.isfinite(value) else "–"
 
 
 def _format_column(column: str) -> str:

@@ -107,8 +107,7 @@ def _list_distinct_arrays(artifact: Artifact, dims: set[str]) -> list[str]:
     names: list[str] = []
     for name in artifact:
         has_dims = len(artifact.dims(name)) == 2 and set(artifact.dims(name)) == dims
-        is_error = name.endswith("_error") and name.removesuffix("_error") in artifact
-        is_candidate = has_dims and not is_error
+        is_candidate = has_dims and not name.endswith("_error")
         if is_candidate and not any(np.array_equal(artifact[name], artifact[n]) for n in names):
             names.append(name)
     return names
@@ -144,7 +143,7 @@ def _plot_spectrum(artifact: Artifact) -> Iterator[Figure]:
     """Plot eigenvalues, and their bound from parallel analysis if there is one."""
     by_dims = _group_arrays_by_dims(artifact)
     values = by_dims.get(("eigenvalue",), np.zeros(0))[:_MAX_RANKS]
-    if not len(values):
+    if len(values) < 2:
         return
     null = by_dims.get(("null_eigenvalue",), np.zeros(0))[:_MAX_RANKS]
     n_components = int(artifact.manifest["n_components"])
@@ -169,7 +168,8 @@ def _plot_spectrum(artifact: Artifact) -> Iterator[Figure]:
         y=make_axis(low, high, "eigenvalue"),
     )
     reason = "their eigenvalues exceed the dashed line" if len(null) else "as requested"
-    note = f"{n_components} components{', left of the dotted line' * is_cut}; {reason}."
+    place = ", left of the dotted line" * is_cut
+    note = f"{n_components} component{'s' * (n_components != 1)}{place}; {reason}."
     span = f"from {format_number(values[0], 3)} down to {format_number(values[-1], 3)}"
     alt = f"The {len(values)} leading eigenvalues, {span}. {note}"
     yield Figure("Spectrum", alt, plot, note=note, keys=tuple(keys))

@@ -9,9 +9,9 @@ import numpy as np
 
 
 def format_number(value: float, digits: int = 4) -> str:
-    """Format a number with `digits` significant digits."""
+    """Format a number with `digits` significant digits; one that is not known is a dash."""
     if not np.isfinite(value):
-        return str(value)
+        return "–" if np.isnan(value) else "∞" if value > 0 else "−∞"
     if float(value).is_integer() and abs(value) < 1e15:
         return f"{int(value):,}".replace("-", "−")
     size = int(np.floor(np.log10(abs(value))))

@@ -339,6 +339,8 @@ def test_shares_of_components_have_the_names_of_many_segments(tmp_path):
         (1234567.8, "1,235,000"),
         (0.5, "0.5"),
         (3e-7, "3.000e−07"),
+        (np.nan, "–"),
+        (-np.inf, "−∞"),
     ],
 )
 def test_numbers_have_sensible_digits(value, written):

@@ -1,0 +1,168 @@
+"""Reports and tables of every model on features of every kind, with hostile names."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import latentbits as lb
+from flows.report.figures.marks import Plot
+from flows.report.figures.parameters import CORRELATION_TITLE
+from flows.report.page import Report, render_page
+from flows.report.tables import make_parameter_table
+from latentbits.reports import build_report
+from pipeline.data.features import select_with_levels
+from pipeline.data.level_probabilities import name_levels
+from pipeline.errors import FitError
+from pipeline.models.base import Model, can_have_groups
+from pipeline.models.registry import find_models
+from tests.flows.hostile import HOSTILE
+from tests.support.data import write_arrays
+
+LEVELS = {
+    "binary": ("no", "yes"),
+    "ordinal": ("None", "<18", "a,b"),
+    "longer": ("never", "sometimes", "often", "always"),
+    "continuous": (),
+}
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "binary": ("binary",),
+    "ordered": ("ordinal", "longer"),
+    "mixed": ("ordinal", "longer", "binary"),
+    "continuous": ("ordinal", "continuous", "binary"),
+}
+N_ROWS = 240
+NAMES = ("age", *HOSTILE[1:4], "None", *HOSTILE[5:])
+"""One is that of a per-row column as well."""
+SHORT = {"max_iter": 4}
+
+
+def write_dataset(path: Path, kinds: Sequence[str], n_rows: int = N_ROWS) -> Path:
+    """Write rows of two factors, a tenth of the values missing."""
+    rng = np.random.default_rng(4)
+    levels = dict(zip(NAMES, (LEVELS[kind] for kind in cycle(kinds)), strict=False))
+    is_continuous = np.array([not own for own in levels.values()])
+    y = rng.normal(size=(n_rows, 2)) @ rng.normal(size=(2, len(NAMES)))
+    y += rng.normal(size=y.shape)
+    cuts = [np.linspace(-0.8, 0.8, len(own) + 1)[1:-1] for own in levels.values()]
+    X = np.stack([np.searchsorted(*pair) for pair in zip(cuts, y.T, strict=True)], axis=1)
+    seen = rng.random(y.shape) < 0.9
+    numbers = np.where(seen, 3 + 20 * y, np.nan)[:, is_continuous].astype(np.float32)
+    rows = np.arange(n_rows)
+    columns = {
+        "weight": rng.integers(1, 4, n_rows),
+        "group": np.array(["None", "<b>x</b>", "a,b"])[rows % 3],
+        "age": rng.normal(40, 10, n_rows),
+        "sex": np.array(["m", "f"])[rng.integers(0, 2, n_rows)],
+    }
+    write_arrays(
+        path,
+        (X * seen).astype(np.uint8),
+        seen.astype(np.uint8),
+        [f"s{row % 3}" for row in rows],
+        columns=columns,
+        names=NAMES,
+        feature_levels=levels,
+        numbers=numbers if is_continuous.any() else None,
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A dataset with features of each kind."""
+    folder = tmp_path_factory.mktemp("data")
+    return {name: write_dataset(folder / f"{name}.zarr", own) for name, own in KINDS.items()}
+
+
+def list_feature_kinds(kinds: Sequence[str]) -> set[str]:
+    return {"ordinal" if kind == "longer" else kind for kind in kinds}
+
+
+def iter_options(model: type[Model]) -> Iterator[dict[str, Any]]:
+    """Yield options of fits: none, and what the model can take besides."""
+    weight = {"weight": "weight"} if model.weight_kinds else {}
+    yield {"components": 3}
+    yield {"components": 1, **weight}
+    if can_have_groups(model):
+        yield {"components": 2, "group": "group", **weight}
+    if model.has_covariates:
+        yield {"components": 2, "covariates": ["age", "sex"], **weight}
+
+
+def fit(data: Path, name: str, **options: Any) -> Any:
+    fields = find_models()[name].__dataclass_fields__
+    short = SHORT if fields["max_iter"].init else {}
+    return lb.fit(str(data), name, executor="serial", **options, **short)
+
+
+def check_report(report: Report) -> str:
+    """Render a report, and check its numbers and names; return its text."""
+    page = render_page(report).partition("<body>")[2].partition("<details>")[0]
+    text = html.unescape(re.sub(r"<[^>]*>", " ", page))
+    # Numbers that are none, a negative zero, and no name.
+    assert not re.findall(r"\bnan\b|\binf\b|−0(?:\.0*)?(?![\d.])|\d_\d", text)
+    fitted = report.fitted
+    features = select_with_levels(fitted.dataset_features)
+    names = {*fitted.feature_names, *fitted.plane_names, *name_levels(features)}
+    for figure in report.figures:
+        for mark in figure.plot.marks if isinstance(figure.plot, Plot) else ():
+            facts = dict(getattr(mark, "facts", None) or ())
+            assert {*facts.get("feature", ())} <= names
+    table = make_parameter_table(fitted.artifact, report.correlations)
+    if table is not None:
+        assert [name for name, _ in table.rows] == [*fitted.feature_names]
+    return text
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", sorted(find_models()))
+def test_the_report_of_every_model_is_drawn(
+    datasets: Mapping[str, Path], name: str, kind: str
+) -> None:
+    model = find_models()[name]
+    for options in iter_options(model):
+        if not list_feature_kinds(KINDS[kind]) <= {*model.feature_kinds}:
+            with pytest.raises(FitError, match="features, but"):
+                fit(datasets[kind], name, **options)
+            continue
+        fitted = fit(datasets[kind], name, **options)
+        text = check_report(build_report(fitted._to_loaded_model()))
+        assert f" {len(NAMES)} features " in text
+        assert ("by level)" in text) == (model.splits_levels and kind != "binary")
+
+
+def test_levels_are_pixels_of_images(tmp_path: Path) -> None:
+    path = write_dataset(tmp_path / "data.zarr", KINDS["mixed"])
+    for name in ("clipped-pca", "tree-mixture"):
+        fitted = fit(path, name, components=2)
+        report = build_report(fitted._to_loaded_model(), image_shape="2x4")
+        text = check_report(report)
+        if name == "clipped-pca":
+            assert "expected level, from the lowest (0) to the highest (1)," in text
+        else:
+            (figure,) = (f for f in report.figures if f.title == CORRELATION_TITLE)
+            assert len(figure.images) == 2
+
+
+def test_correlations_are_of_features_not_of_their_levels(tmp_path: Path) -> None:
+    path = write_dataset(tmp_path / "data.zarr", KINDS["ordered"])
+    report = build_report(fit(path, "hidden-tree", components=3)._to_loaded_model())
+    assert report.correlations is not None
+    assert report.correlations.shape == (len(NAMES), 3)
+    check_report(report)
+
+
+def test_independent_features_have_no_tree_in_the_report(tmp_path: Path) -> None:
+    path = write_dataset(tmp_path / "data.zarr", KINDS["ordered"])
+    text = check_report(build_report(fit(path, "hidden-tree", components=1)._to_loaded_model()))
+    assert "Tree of features" not in text
+    assert "strongest edge" not in text.lower()
