@@ -167,7 +167,7 @@ def test_without_new_rows_of_the_split_parameters_alone_are_compared(cli) -> Non
     assert not {"correlations", "likelihood"} & drift.keys()
 
 
-def test_what_cannot_be_computed_does_not_lose_the_fit(cli, monkeypatch) -> None:
+def test_what_cannot_be_computed_does_not_lose_the_fit(cli, monkeypatch, warn_after_fits) -> None:
     def refuse(*_: object) -> None:
         raise ValueError("too much moved")
 
