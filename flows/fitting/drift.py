@@ -33,6 +33,7 @@ from pipeline.evaluation.evaluate import (
     score_models,
 )
 from pipeline.executors.base import limit_blas_threads
+from pipeline.fitting.pair_work import get_pair_job_label
 from pipeline.models.base import Model
 from pipeline.models.capabilities import CanReconstruct, HasCompositeLikelihood
 from pipeline.models.state import FitState
@@ -206,7 +207,8 @@ def _find_pair_counts(job: FitJob, statistics: Statistics | None) -> PairCounts:
     """Return the pair counts of the fit, or count pairs if it has none."""
     if isinstance(statistics, PairCounts):
         return pool_counts(statistics)
-    if job.model.statistics is PairCounts:  # a run resumed after its pass
+    has_pass = get_pair_job_label(job.model, job.dataset.n_planes) is None
+    if has_pass and job.model.statistics is PairCounts:  # a run resumed after its pass
         kept: Any = load_statistics(PairCounts, job.run_folder.work_folder / "pass")
         return pool_counts(kept)
     return _count_pairs(job, job.rows, POOLED_KEY)
