@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import latentbits as lb
+from flows.exporting.columns import read_parameter_columns
 from flows.report.figures.marks import Plot
 from flows.report.figures.parameters import CORRELATION_TITLE
 from flows.report.page import Report, render_page
@@ -166,3 +167,25 @@ def test_independent_features_have_no_tree_in_the_report(tmp_path: Path) -> None
     text = check_report(build_report(fit(path, "hidden-tree", components=1)._to_loaded_model()))
     assert "Tree of features" not in text
     assert "strongest edge" not in text.lower()
+
+
+def test_rows_are_not_coloured_by_their_weights(tmp_path: Path) -> None:
+    path = write_dataset(tmp_path / "data.zarr", KINDS["binary"])
+    texts = [
+        check_report(build_report(fit(path, "clipped-pca", components=2, **own)._to_loaded_model()))
+        for own in ({}, {"weight": "weight"})
+    ]
+    assert [", by weight" in text for text in texts] == [True, False]
+    assert ", by group" in texts[1]
+    assert "Time and memory" not in texts[1]  # nothing is known about them
+
+
+def test_parameters_of_continuous_features_by_group_belong_to_the_features(tmp_path: Path) -> None:
+    path = write_dataset(tmp_path / "data.zarr", KINDS["continuous"])
+    artifact = fit(path, "latent-trait", components=1, group="group")._to_loaded_model().artifact
+    dims = {artifact.dims(name) for name in artifact}
+    assert ("segment", "continuous") in dims
+    columns = [column.name for column in read_parameter_columns(artifact, "feature")]
+    assert {f"group_deviations_{group}" for group in ("None", "<b>x</b>", "a,b")} <= {*columns}
+    groups = [column.name for column in read_parameter_columns(artifact, "segment")]
+    assert not any("deviations" in name for name in groups)
