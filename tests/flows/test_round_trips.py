@@ -102,12 +102,12 @@ def draw_table(rng: Random) -> list[Column]:
 
 
 def draw_levels(rng: Random) -> tuple[str, ...]:
-    """Draw names of levels that are different words and different numbers."""
+    """Draw names of levels that are different words and different numbers, and not just 0 and 1."""
     while True:
         names = rng.sample(LEVELS, rng.randint(2, 5))
         numbers = [parse_number(name) for name in names]
         keys = [n.casefold() if k is None else k for n, k in zip(names, numbers, strict=True)]
-        if len({*keys}) == len(keys):
+        if len({*keys}) == len(keys) and {*keys} != {0, 1}:
             return tuple(names)
 
 
