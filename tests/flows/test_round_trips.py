@@ -24,13 +24,14 @@ from flows.data.columns import parse_roles
 from flows.data.ingest import ingest_sources
 from latentbits import from_dataframe
 from pipeline.data.datasets import Dataset
+from storage.errors import DataError
 from storage.sources.value_codes import parse_number
 from tests.storage.conftest import new_path
 
 Kind = Literal["bits", "levels", "codes", "numbers", "kept"]
 # Words that mean something elsewhere: missing values, numbers, separators of options, patterns.
 NAMES = (
-    *("a", "q 1", "x,y", "k:1", "p=1", "None", "<18", "é", "名", "1", 'say "hi"', "a*", "a[1]"),
+    *("a", "q 1", "x,y", "k:1", "p=1", "None", "<18", "é", "名", "1", 'say "hi"', "z*", "a[1]"),
     *("nan", "true", "0", "true:1", "lo<hi"),
 )
 LEVELS = (
@@ -128,9 +129,7 @@ def draw_style(rng: Random, table: Sequence[Column], file: str) -> Style:
     texts = list_texts(table, style)
     taken = {parse_number(text) for text in texts} - {None}
     words = [
-        word
-        for word in MISSING
-        if word.casefold() not in texts and parse_number(word) not in taken
+        word for word in MISSING if word.casefold() not in texts and parse_number(word) not in taken
     ]
     return replace(style, missing=rng.choice(words))
 
@@ -343,7 +342,9 @@ WRITERS: dict[str, Writer] = {
 }
 
 
-def check(dataset: Dataset, table: Sequence[Column], names: Mapping[str, str], missing: str) -> None:
+def check(
+    dataset: Dataset, table: Sequence[Column], names: Mapping[str, str], missing: str
+) -> None:
     """Compare a dataset with the table, cell by cell."""
     parts = [dataset.dense(key) for key in range(dataset.n_chunks)]
     X, observed = (np.concatenate(part) for part in zip(*parts, strict=True))
@@ -407,8 +408,9 @@ def run(file: str, seed: int) -> None:
         dataset = ingest_sources([str(path)], folder / "d.zarr", parse_roles(roles))
         check(dataset, parts[0], names, style.missing)
         if first < n_rows:
-            more, _ = WRITERS[file](parts[1], style, folder, "b")
-            dataset = ingest_sources([str(more)], folder / "d.zarr", append=True)
+            path, roles = WRITERS[file](parts[1], style, folder, "b")
+            own = parse_roles({"encoding": roles["encoding"]} if "encoding" in roles else {})
+            dataset = ingest_sources([str(path)], folder / "d.zarr", own, append=True)
             check(dataset, table, names, style.missing)
 
 
@@ -416,6 +418,42 @@ def run(file: str, seed: int) -> None:
 def test_every_format_is_read_cell_by_cell(file: str) -> None:
     for seed in range(5):
         run(file, seed)
+
+
+HOSTILE = (
+    *("0_1", "1_000", "\uff11", "\u0661", "0x1", "1e400", "-inf", "infinity", "1,5", "1+0j", "0b1"),
+    *("1 2", "--1", "1-", "=1", "'1", "0 days", "2020-01-01", "vrai", "1\u00a0", "\u2212 1"),
+)
+
+
+def run_hostile(file: str, seed: int) -> None:
+    """Write one value that means nothing, which the error must name with its row and column."""
+    rng = Random(f"{file} {seed}")
+    table = [c for c in select_columns(draw_table(rng), file) if c.kind != "kept"]
+    style = replace(draw_style(rng, table, file), encoding="utf-8")
+    table = [replace(c, values=tuple(v or 0 for v in c.values)) for c in table]
+    word, column = rng.choice(HOSTILE), rng.choice(table)
+    row = rng.randrange(len(column.values))
+    with pytest.MonkeyPatch.context() as patch, new_path() as folder:
+        write = make_raw
+
+        def spoil(own: Column, style: Style) -> list[str | None]:
+            cells = write(own, style)
+            if own is column:
+                cells[row] = word
+            return cells
+
+        patch.setitem(globals(), "make_raw", spoil)
+        folder.mkdir()
+        path, roles = WRITERS[file](table, style, folder, "a")
+        with pytest.raises(DataError) as refusal:
+            ingest_sources([str(path)], folder / "d.zarr", parse_roles(roles))
+    error = str(refusal.value)
+    assert "\n" not in error
+    assert word[:3] in error, (error, word)
+    assert path.name in error
+    assert "row " in error or "line " in error, error
+    assert column.name in error or repr(column.name) in error, (error, column.name)
 
 
 def run_frame(library: str, seed: int) -> None:
