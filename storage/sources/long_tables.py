@@ -73,6 +73,7 @@ _MIN_BATCH_LINES = 1 << 17
 """Smaller batches are merged."""
 _MIN_WAITING_NAMES = 1 << 19
 """So many names wait at least until they are searched among the known ones."""
+_CONTEXT_LINES = 5000  # lines before and after an invalid value that messages count
 _ROLES = ("row", "feature", "value")
 T = TypeVar("T")
 U = TypeVar("U")
@@ -821,12 +822,19 @@ def _encode_values(lines: LineBatch, columns: LongColumns, options: ReadOptions)
         codes = encode_column(column, options, common_map)
     if codes.max(initial=0) == INVALID:
         line = int((codes == INVALID).argmax())
-        feature = lines.column(columns.feature)[line].as_py()
-        value_map = options.find_map(feature)
-        nearby = [repr(value) for value in column[max(0, line - 5000) : line + 5000].to_pylist()]
+        features = lines.column(columns.feature)
+        value_map = options.find_map(feature := features[line].as_py())
+        near = slice(max(0, line - _CONTEXT_LINES), line + _CONTEXT_LINES)
+        nearby = [  # other meanings of values do not belong into a proposal
+            repr(value)
+            for name, value in zip(
+                features[near].to_pylist(), column[near].to_pylist(), strict=True
+            )
+            if options.find_map(name) == value_map
+        ]
         problem = describe_invalid_value(repr(column[line].as_py()), options, value_map)
         raise DataError(
-            f"{lines.format_place(line)}, column {columns.value!r}: {problem} "
+            f"{_format_value_place(lines, columns, [line], 0)}: {problem} "
             f"{suggest_remedy(columns.value, nearby, options, value_map, continuous=feature)}"
         )
     return _LineValues(codes, numbers)
@@ -848,7 +856,7 @@ def _encode_by_feature(
         own = np.flatnonzero(number_by_line == number)
         values = column.take(pa.array(own))
         if value_map is not None and value_map.is_continuous:
-            format_place = partial(_format_value_place, lines, columns, own)
+            format_place = partial(_format_value_place, lines, columns, own.tolist())
             measured[own] = read_numbers(values, options, format_place)
             codes[own] = np.where(np.isnan(measured[own]), MISSING, 0)
         else:
@@ -857,10 +865,10 @@ def _encode_by_feature(
 
 
 def _format_value_place(
-    lines: LineBatch, columns: LongColumns, own: NDArray[np.int64], place: int
+    lines: LineBatch, columns: LongColumns, own: Sequence[int], place: int
 ) -> str:
     """Describe the position of a value, given its place among the lines `own`."""
-    line = int(own[place])
+    line = own[place]
     feature = lines.column(columns.feature)[line].as_py()
     return f"{lines.format_place(line)}, column {columns.value!r}, feature {feature!r}"
 

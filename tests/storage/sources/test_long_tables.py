@@ -285,7 +285,10 @@ def test_features_may_be_given_and_others_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (("c3", "USA", "maybe"), "column 'vote': the value 'maybe' is not 'yes', 'no' or missing"),
+        (
+            ("c3", "USA", "maybe"),
+            "column 'vote', feature 'USA': the value 'maybe' is not 'yes', 'no' or missing",
+        ),
         (("", "USA", "yes"), "column 'call': the name is missing"),
         (("c3", "", "yes"), "column 'voter': the name is missing"),
     ],
