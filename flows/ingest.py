@@ -16,19 +16,19 @@ from flows.cli.progress import report_progress
 from flows.cli.summary import print_ingest
 from flows.data.columns import RoleOptions, parse_roles
 from flows.data.ingest import (
+    AppendRules,
     IngestJob,
-    LongAppend,
     list_source_warnings,
     open_new_sources,
     open_sources,
+    summarize_append,
     summarize_dataset,
-    summarize_long_append,
     warn_about_far_levels,
     write_rows,
 )
 from flows.running.flow import make_flow, run_command, run_task
 from storage.errors import DataError
-from storage.sources import NewFeatures
+from storage.sources import AbsentFeatures, NewFeatures
 from storage.stores.locations import parse_path
 
 HELP = """Read binary or ordered data and write it bit-packed, ready for `flows.fit`.
@@ -87,8 +87,16 @@ NewFeaturesOption = Annotated[
     NewFeatures,
     Option(
         group=OUTPUT,
-        help="Features in appended long tables that the dataset does not have: add them (missing "
-        "in earlier rows, or 0 if --long has no value), leave them out, or refuse the table.",
+        help="Features in appended files that the dataset does not have: add them (missing in "
+        "earlier rows, or 0 if --long has no value), leave them out, or refuse the file.",
+    ),
+]
+AbsentFeaturesOption = Annotated[
+    AbsentFeatures,
+    Option(
+        group=OUTPUT,
+        help="Features of the dataset that an appended wide file does not have: missing in its "
+        "rows, or refuse the file.",
     ),
 ]
 MergeByOption = Annotated[
@@ -116,6 +124,7 @@ class IngestOptions:
     overwrite: ReplaceFlag = False
     new: NewFlag = False
     new_features: NewFeaturesOption = "refuse"
+    absent_features: AbsentFeaturesOption = "refuse"
     merge_by: MergeByOption = None
 
 
@@ -130,13 +139,13 @@ def prepare_ingest(options: IngestOptions) -> IngestJob:
     if options.append + options.overwrite + options.new > 1:
         raise DataError("{append}, {overwrite} and {new} cannot be combined. Choose one of them.")
     path, roles = parse_path(options.dataset), parse_roles(options.roles)
-    long_append = LongAppend(options.new_features, options.merge_by)
+    append_rules = AppendRules(options.new_features, options.merge_by, options.absent_features)
     if options.new:
-        return open_new_sources(options.sources, path, roles, long_append)
-    if long_append != LongAppend() and not options.append:
-        raise DataError("{new_features} and {merge_by} need {append} or {new}.")
+        return open_new_sources(options.sources, path, roles, append_rules)
+    if append_rules != AppendRules() and not options.append:
+        raise DataError("{new_features}, {absent_features} and {merge_by} need {append} or {new}.")
     flags = options.append, options.overwrite
-    return open_sources(options.sources, path, roles, *flags, long_append)
+    return open_sources(options.sources, path, roles, *flags, append_rules)
 
 
 def _write_dataset(job: IngestJob) -> dict[str, Any]:
@@ -147,7 +156,7 @@ def _write_dataset(job: IngestJob) -> dict[str, Any]:
             dataset = write_rows(job, progress)
     if dataset is not None:
         seconds = round(time.perf_counter() - start, 3)
-        added = summarize_long_append(job, dataset)
+        added = summarize_append(job, dataset)
         summary = {**summarize_dataset(dataset), **added, "seconds": seconds}
         summary["warnings"] += format_warnings(list_source_warnings(job))
         summary["warnings"] += warn_about_far_levels(job)
@@ -172,12 +181,13 @@ def main(
     append: AppendFlag = False,
     new: NewFlag = False,
     new_features: NewFeaturesOption = "refuse",
+    absent_features: AbsentFeaturesOption = "refuse",
     merge_by: MergeByOption = None,
     overwrite: ReplaceFlag = False,
     json: Json = False,
 ) -> None:
     """Run the flow and print its summary."""
-    flags = append, overwrite, new, new_features, merge_by
+    flags = append, overwrite, new, new_features, absent_features, merge_by
     options = IngestOptions(list(sources), dataset, roles or {}, *flags)
     write = partial(_write_dataset, prepare_ingest(options))
     work = partial(run_task, "write dataset", write)

@@ -19,6 +19,7 @@ OPTIONS = frozenset(
     (
         *(
             "absent_chunks",
+            "absent_features",
             "append",
             "artifact",
             "cluster",

@@ -41,12 +41,14 @@ from storage.errors import DataError, FolderInUseError
 from storage.examples import EXAMPLE_PREFIX, open_example
 from storage.quoting import quote, split_quoted, unquote
 from storage.sources import (
+    AbsentFeatures,
     NewFeatures,
     NewFiles,
     ReadOptions,
     Source,
     SourceBatch,
     SourceUpdates,
+    arrange_features,
     check_same_levels,
     collect_tags,
     expand_sources,
@@ -71,18 +73,19 @@ _MIN_DISTINCT_SHARE = 0.9
 _MIN_ROWS, _MAX_ROWS_SEARCHED = 20, 200_000
 
 
-class LongAppend(NamedTuple):
-    """How a long table is appended: what happens to new features and to known rows.
+class AppendRules(NamedTuple):
+    """What happens to features of only the dataset or the files, and to known rows.
 
-    `merge_by` are the columns that identify rows, joined by commas, if lines may add values to rows
-    of the dataset; else None.
+    `merge_by` are the columns that identify rows, joined by commas, if lines of a long table may
+    add values to rows of the dataset; else None.
     """
 
     new_features: NewFeatures = "refuse"
     merge_by: str | None = None
+    absent_features: AbsentFeatures = "refuse"
 
 
-_DEFAULT_APPEND = LongAppend()
+_DEFAULT_RULES = AppendRules()
 
 
 @dataclass(frozen=True)
@@ -97,8 +100,10 @@ class IngestJob:
         The dataset to append to, or None.
     new_files
         The files found in watched folders, or None.
-    long_append
-        How a long table is appended.
+    append_rules
+        What happens to features of only the dataset or the files, and to known rows.
+    ignored_features
+        New features of wide tables that are left out.
     """
 
     sources: Sequence[Any]
@@ -107,7 +112,8 @@ class IngestJob:
     base: BinaryDataset | None = None
     overwrite: bool = False
     new_files: NewFiles | None = None
-    long_append: LongAppend = _DEFAULT_APPEND
+    append_rules: AppendRules = _DEFAULT_RULES
+    ignored_features: tuple[str, ...] = ()
 
 
 def ingest_sources(
@@ -133,14 +139,14 @@ def open_sources(
     roles: ColumnRoles,
     append: bool,
     overwrite: bool,
-    long_append: LongAppend = _DEFAULT_APPEND,
+    append_rules: AppendRules = _DEFAULT_RULES,
 ) -> IngestJob:
     """Open sources, and check everything that can be checked before reading rows."""
     names = [name for pattern in patterns for name in _expand_pattern(pattern)]
     if not names:
         raise DataError("There is no source. Name at least one file.")
     base = open_dataset(path) if append else None
-    job = IngestJob((), path, roles, base, overwrite, long_append=long_append)
+    job = IngestJob((), path, roles, base, overwrite, append_rules=append_rules)
     return _open_job(names, job)
 
 
@@ -148,7 +154,7 @@ def open_new_sources(
     folders: Sequence[str],
     path: AnyPath,
     roles: ColumnRoles,
-    long_append: LongAppend = _DEFAULT_APPEND,
+    append_rules: AppendRules = _DEFAULT_RULES,
 ) -> IngestJob:
     """Open the files in watched folders that the dataset does not contain yet.
 
@@ -156,7 +162,7 @@ def open_new_sources(
     """
     base = open_dataset(path) if (path / MANIFEST_NAME).exists() else None
     files = find_new_files(folders, read_known_sources(base))
-    job = IngestJob((), path, roles, base, new_files=files, long_append=long_append)
+    job = IngestJob((), path, roles, base, new_files=files, append_rules=append_rules)
     return _open_job(files.new, job) if files.new else job
 
 
@@ -167,10 +173,13 @@ def _open_job(names: Sequence[str], job: IngestJob) -> IngestJob:
         roles = merge_with_stored_roles(roles, base)
     _check_long_options(job, roles)
     levels = {} if base is None else _find_stored_levels(roles, base)
-    sources = _open_sources(names, roles, base, job.long_append, levels)
+    sources = _open_sources(names, roles, base, job.append_rules, levels)
+    if ignored := () if roles.long else _find_ignored_features(sources, job):
+        roles = replace(roles, drop=(*roles.drop, *ignored))
+        sources = _open_sources(names, roles, base, job.append_rules, levels)
     if roles.drop_constant and base is None:
         roles = replace(roles, drop=(*roles.drop, *find_constant_features(sources)))
-        sources = _open_sources(names, roles, base, job.long_append, levels)
+        sources = _open_sources(names, roles, base, job.append_rules, levels)
     if (name := _find_feature_without_levels(sources[0])) is not None:
         if base is not None:
             raise DataError(
@@ -179,7 +188,7 @@ def _open_job(names: Sequence[str], job: IngestJob) -> IngestJob:
                 "{overwrite} and {ordinal=FEATURES:LOW-HIGH}."
             )
         levels = {**levels, **_find_occurring_levels(sources)}
-        sources = _open_sources(names, roles, base, job.long_append, levels)
+        sources = _open_sources(names, roles, base, job.append_rules, levels)
     check_feature_names(sources[0].feature_names)
     if isinstance(sources[0], Source):
         sources[0].check_first_rows()
@@ -188,7 +197,27 @@ def _open_job(names: Sequence[str], job: IngestJob) -> IngestJob:
         check_stored_columns(roles, base)
     else:
         check_dataset_target(job.path, job.overwrite)
-    return replace(job, sources=sources, roles=roles)
+    return replace(job, sources=sources, roles=roles, ignored_features=ignored)
+
+
+def _find_ignored_features(sources: Sequence[Any], job: IngestJob) -> tuple[str, ...]:
+    """Return the new features of wide tables, if they are to be left out.
+
+    Raises `DataError` if they are refused.
+    """
+    base, rule = job.base, job.append_rules.new_features
+    if base is None or not isinstance(sources[0], Source) or rule == "add":
+        return ()
+    known = {*base.feature_names}
+    new = tuple(name for name in sources[0].feature_names if name not in known)
+    if new and rule == "refuse":
+        many = f" (in all, {len(new):,} are not)" if len(new) > 1 else ""
+        raise DataError(
+            f"{', '.join(source.path for source in sources[:3])}: {new[0]!r} is not a feature of "
+            f"{base.path}{many}. Use {{new_features=add}} or {{new_features=ignore}}, or leave it "
+            f"out with {{drop={new[0]}}}."
+        )
+    return new
 
 
 def _find_stored_levels(roles: ColumnRoles, base: BinaryDataset) -> dict[str, tuple[str, ...]]:
@@ -223,10 +252,10 @@ def _find_occurring_levels(sources: Sequence[Source]) -> dict[str, tuple[str, ..
 
 def _check_long_options(job: IngestJob, roles: ColumnRoles) -> None:
     """Check the options of long tables, which may be those recorded in the dataset."""
-    append, long = job.long_append, roles.long
-    options = {"duplicates": roles.duplicates, **append._asdict()}
+    append, long = job.append_rules, roles.long
+    options = {"duplicates": roles.duplicates, "merge_by": append.merge_by}
     for name, value in options.items():
-        if long is None and value not in (None, "refuse"):
+        if long is None and value is not None:
             raise DataError(f"{{{name}}} needs {{long}}.")
     if long is not None and append.merge_by is not None:
         from storage.sources.long_tables import parse_long_columns  # imports Arrow
@@ -325,8 +354,9 @@ def _open_writer(job: IngestJob, n_rows: int | None) -> Iterator[DatasetWriter]:
             yield writer
         return
     in_old_rows: Literal["missing", "zero"] | None = None
-    if job.long_append.new_features == "add":
-        in_old_rows = "zero" if sources[0].columns.value is None else "missing"
+    if job.append_rules.new_features == "add":
+        columns = sources[0].columns if job.roles.long else None
+        in_old_rows = "zero" if columns and columns.value is None else "missing"
     levels = {**base.feature_levels, **sources[0].feature_levels}
     with append_dataset(path, names, in_old_rows, levels) as writer:
         if writer.base is None or writer.base.manifest != base.manifest:
@@ -342,7 +372,7 @@ def _open_sources(
     names: Sequence[str],
     roles: ColumnRoles,
     base: BinaryDataset | None,
-    append: LongAppend,
+    append: AppendRules,
     levels: Mapping[str, tuple[str, ...]],
 ) -> list[Any]:
     """Open sources; `levels` are those of features that are known before reading."""
@@ -370,8 +400,37 @@ def _open_sources(
             own = {n: value_map.levels for n, value_map in source.options.feature_maps.items()}
             options = replace(options, feature_maps=make_feature_maps(own))
         sources.append(source)
+    sources = _align_features(sources, base, append.absent_features == "missing")
+    for source in sources:
         _check_same_columns(sources[0], source)
     return sources
+
+
+def _align_features(
+    sources: Sequence[Any], base: BinaryDataset | None, may_lack: bool
+) -> list[Any]:
+    """Give all sources the same features in the same order: those of the dataset, then new ones.
+
+    Raises `DataError` if a source lacks features of the dataset, or of others, that it may not.
+    """
+    names = dict.fromkeys(base.feature_names if base else sources[0].feature_names)
+    if base is not None:
+        names |= dict.fromkeys(name for source in sources for name in source.feature_names)
+    aligned = []
+    for source in sources:
+        own = {*source.feature_names}
+        absent = [name for name in names if name not in own]
+        if base is not None and absent and not may_lack:
+            many = f" (in all, {len(absent):,} are absent)" if len(absent) > 1 else ""
+            raise DataError(
+                f"{source.path}: there is no column for the feature {absent[0]!r} of "
+                f"{base.path}{many}. Add it; its values may be missing. Or use "
+                "{absent_features=missing}."
+            )
+        is_alike = base is not None or own == names.keys()
+        is_source = isinstance(source, Source)
+        aligned.append(arrange_features(source, [*names]) if is_alike and is_source else source)
+    return aligned
 
 
 def _check_example_options(names: Sequence[str], options: ReadOptions) -> None:
@@ -410,8 +469,7 @@ def _expand_pattern(pattern: str) -> list[str]:
 def _check_same_columns(first: Any, other: Any) -> None:
     for attribute in ("feature_names", "column_names"):
         names, other_names = getattr(first, attribute), getattr(other, attribute)
-        if names != other_names:
-            differ = sorted(set(names) ^ set(other_names)) or ["their order"]
+        if differ := sorted(set(names) ^ set(other_names)):
             raise DataError(
                 f"{other.path}: the columns are not the same as in {first.path}: "
                 f"{', '.join(map(str, differ[:5]))}. All sources must have the same columns."
@@ -450,15 +508,18 @@ def _count_rows(sources: Sequence[Any], known_rows: int | None) -> int:
     )
 
 
-def summarize_long_append(job: IngestJob, dataset: BinaryDataset) -> dict[str, Any]:
-    """Summarize what the lines of a long table added to the base dataset."""
-    if job.base is None or not job.roles.long or not job.sources:
+def summarize_append(job: IngestJob, dataset: BinaryDataset) -> dict[str, Any]:
+    """Summarize what a long table, or new features of other files, added to the base dataset."""
+    if job.base is None or not job.sources:
         return {}
-    source = job.sources[0]
+    source, added = job.sources[0], list(dataset.feature_names[job.base.n_features :])
+    if not job.roles.long:
+        features = {"added": added, "ignored": [*job.ignored_features]}
+        return {f"features_{action}": names for action, names in features.items() if names}
     return {
         "n_rows_added": source.n_rows,
         "n_rows_updated": len(source.known_rows),
-        "features_added": list(dataset.feature_names[job.base.n_features :]),
+        "features_added": added,
         "features_ignored": list(source.ignored_features),
     }
 

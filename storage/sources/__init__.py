@@ -17,6 +17,7 @@ from storage.errors import DataError
 from storage.sources.absent_chunks import AbsentChunks
 from storage.sources.arrays import open_dense, open_npy, open_sparse, read_member_headers
 from storage.sources.base import (
+    AbsentFeatures,
     NewFeatures,
     Source,
     SourceBatch,
@@ -26,6 +27,7 @@ from storage.sources.base import (
 from storage.sources.baskets import find_basket_items, open_baskets
 from storage.sources.derived import (
     add_folder_columns,
+    arrange_features,
     find_matching_urls,
     is_partitioned,
     open_remote,
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AbsentChunks",
+    "AbsentFeatures",
     "DuplicateRule",
     "NewFeatures",
     "NewFiles",
@@ -65,6 +68,7 @@ __all__ = [
     "Source",
     "SourceBatch",
     "SourceUpdates",
+    "arrange_features",
     "check_same_levels",
     "collect_tags",
     "expand_sources",

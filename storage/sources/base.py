@@ -34,7 +34,9 @@ BATCH_CELLS = 1 << 22
 LONG_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 """Suffixes of files that may be long tables."""
 NewFeatures = Literal["add", "ignore", "refuse"]
-"""What happens to features of a long table that the dataset does not have."""
+"""What happens to features of appended files that the dataset does not have."""
+AbsentFeatures = Literal["missing", "refuse"]
+"""What happens if an appended wide table lacks features of the dataset."""
 _MIN_BATCH_ROWS = 64
 _CONTEXT_ROWS = 5000
 _MAX_NAMED = 5

@@ -6,7 +6,7 @@ to a temporary file, read there, and deleted again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
 import numpy as np
+from numpy.typing import NDArray
 
 from storage.errors import DataError
 from storage.sources.base import Source, SourceBatch, copy_fields
@@ -23,6 +24,7 @@ from storage.sources.temporary import TemporaryFolder
 from storage.stores.object_path import ObjectPath, is_url, parse_object_url
 
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+_MAX_NAMED = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,24 +47,62 @@ class _DerivedSource(Source):
 
 @dataclass(frozen=True, kw_only=True)
 class SelectedSource(_DerivedSource):
-    """Some features of another source."""
+    """Features of another source in another order; those that it lacks are missing."""
 
+    can_select_columns = True  # all features that are left are selected
     can_be_continuous = True
 
     def _read_batches(self) -> Generator[SourceBatch]:
-        """Read all features and drop the unselected ones."""
-        selected = np.flatnonzero(self.source.feature_mask)
+        """Read all features of the other source, and arrange them."""
+        places = find_places(self.source.feature_names, self.feature_names)
+        is_absent = places < 0
         for batch in self.source.iter_batches():
-            observed = None if batch.observed is None else batch.observed[:, selected]
-            yield replace(batch, X=np.ascontiguousarray(batch.X[:, selected]), observed=observed)
+            X, observed = np.ascontiguousarray(batch.X[:, places]), batch.observed
+            X[:, is_absent] = 0
+            if observed is not None or is_absent.any():
+                observed = np.ones_like(X) if observed is None else observed[:, places]
+                observed[:, is_absent] = 0
+            numbers = self._arrange_numbers(batch)
+            yield replace(batch, X=X, observed=observed, numbers=numbers)
+
+    def _arrange_numbers(self, batch: SourceBatch) -> NDArray[np.float32] | None:
+        own, other = (
+            [source.feature_names[k] for k in source.continuous_features]
+            for source in (self, self.source)
+        )
+        if own == other:
+            return batch.numbers
+        places = find_places(other, own)
+        numbers = np.full((len(batch.X), len(own)), np.nan, np.float32)
+        if batch.numbers is not None:
+            numbers[:, places >= 0] = batch.numbers[:, places[places >= 0]]
+        return numbers
+
+    def list_warnings(self) -> list[str]:
+        """Warn about features that the other source lacks."""
+        absent = sorted({*self.feature_names} - {*self.source.feature_names})
+        more = f" and {len(absent) - _MAX_NAMED:,} more" if len(absent) > _MAX_NAMED else ""
+        names = ", ".join(map(repr, absent[:_MAX_NAMED])) + more
+        own = [f"{self.path} has no columns for the features {names}; they are missing in its rows"]
+        return [*super().list_warnings(), *own * bool(absent)]
+
+
+def find_places(names: Sequence[str], wanted: Sequence[str]) -> NDArray[np.int64]:
+    """Return the position among `names` of each wanted name, -1 if it is absent."""
+    places = {name: place for place, name in enumerate(names)}
+    return np.array([places.get(name, -1) for name in wanted], np.int64)
+
+
+def arrange_features(source: Source, names: Sequence[str]) -> Source:
+    """Return a source with the features of these names, in this order."""
+    if source.feature_names == tuple(names):
+        return source
+    return SelectedSource(**{**copy_fields(source), "feature_names": tuple(names)}, source=source)
 
 
 def select_features(source: Source) -> Source:
     """Drop the unselected features of a source that reads all of them."""
-    if source.feature_mask.all():
-        return source
-    names = tuple(np.array(source.feature_names)[source.feature_mask].tolist())
-    return SelectedSource(**{**copy_fields(source), "feature_names": names}, source=source)
+    return arrange_features(source, np.array(source.feature_names)[source.feature_mask].tolist())
 
 
 @dataclass(frozen=True, kw_only=True)

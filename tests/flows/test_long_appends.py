@@ -18,7 +18,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from flows.data.columns import ColumnRoles
-from flows.data.ingest import LongAppend, open_new_sources, open_sources, write_rows
+from flows.data.ingest import AppendRules, open_new_sources, open_sources, write_rows
 from flows.fitting import kept_statistics
 from pipeline.executors.progress import ignore_progress
 from storage import load_artifact, open_dataset
@@ -33,7 +33,7 @@ from tests.storage.conftest import files_of
 HEADER = "member,date,party,item,vote"
 LONG = "row=member,row=date,feature=item,value=vote"
 EVENTS = "row=member,row=date,feature=item"
-NIGHTLY = LongAppend("add", "member,date")
+NIGHTLY = AppendRules("add", "member,date")
 Line = tuple[str, str, str, str]  # member, date, item, vote
 
 
@@ -44,7 +44,7 @@ def write_lines(path: Path, lines: Sequence[Line]) -> str:
     return str(path)
 
 
-def append(path: AnyPath, file: str, roles: ColumnRoles, how: LongAppend = NIGHTLY):
+def append(path: AnyPath, file: str, roles: ColumnRoles, how: AppendRules = NIGHTLY):
     return write_rows(open_sources([file], path, roles, True, False, how), ignore_progress)
 
 
@@ -245,7 +245,7 @@ def test_other_labels_of_a_known_row_are_refused(tmp_path):
     create(tmp_path / "d.zarr", write_lines(tmp_path / "a.csv", first), roles)
     file = write_lines(tmp_path / "b.csv", [("bob", "2", "x", "1")])
     with pytest.raises(DataError, match="row 'bob': segment is '2', but '1' in the dataset"):
-        append(tmp_path / "d.zarr", file, roles, LongAppend("add", "member"))
+        append(tmp_path / "d.zarr", file, roles, AppendRules("add", "member"))
 
 
 def test_new_features_may_be_added_or_ignored(plain_cli, tmp_path):
@@ -330,7 +330,7 @@ import os, signal, sys
 from pathlib import Path
 from storage.dataset import writer
 from storage.stores.locations import parse_path
-from tests.flows.test_long_appends import ingest_new
+from tests.flows.test_append_ruless import ingest_new
 event, number, when = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 writer._choose_chunk_words = lambda *sizes: 1
 owner = writer.DatasetWriter if hasattr(writer.DatasetWriter, event) else writer
