@@ -383,7 +383,7 @@ def test_a_column_that_is_not_there(refused, tmp_path):
 
 def test_append_with_other_features(refused, dataset, tmp_path):
     text(tmp_path / "x.csv", "a,b\n0,1\n1,0\n")
-    assert "--append" in refused("ingest", "x.csv", "--dataset", dataset, "--append")
+    assert "--absent-features missing" in refused("ingest", "x.csv", "--dataset", dataset, "--append")
 
 
 def test_a_dataset_that_is_there_already(refused, dataset, tmp_path):

@@ -330,7 +330,7 @@ import os, signal, sys
 from pathlib import Path
 from storage.dataset import writer
 from storage.stores.locations import parse_path
-from tests.flows.test_append_ruless import ingest_new
+from tests.flows.test_long_appends import ingest_new
 event, number, when = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 writer._choose_chunk_words = lambda *sizes: 1
 owner = writer.DatasetWriter if hasattr(writer.DatasetWriter, event) else writer
