@@ -44,6 +44,7 @@ from storage.sources.ordered_levels import (
     parse_ordinal,
     select_occurring_levels,
 )
+from storage.sources.other_formats import explain_other_format
 from storage.sources.spool import DuplicateRule
 from storage.sources.value_codes import (
     ReadOptions,
@@ -213,6 +214,8 @@ def _make_folder_error(folder: Path) -> DataError:
 
 
 def _make_unknown_error(path: str) -> DataError:
+    if (way := explain_other_format(path)) is not None:
+        return DataError(f"{path}: this format has no reader here. {way}")
     return DataError(
         f"{path}: the suffix {Path(path).suffix or 'none'!r} is unknown. Convert the file to a "
         f"Zarr array or one of {', '.join(_OPENERS)}, or rename it."

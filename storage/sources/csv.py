@@ -237,7 +237,7 @@ def _find_delimiter(path: str, lines: Sequence[str]) -> str:
     if path.lower().removesuffix(".gz").endswith(".tsv"):
         return "\t"
     counts = {
-        mark: {len(_split_line(line, mark)) for line in lines if line.strip()}
+        mark: {_count_words(line, mark) for line in lines if line.strip()}
         for mark in _DELIMITERS
     }
     fit = [mark for mark, n in counts.items() if len(n) == 1 and n != {1}]
@@ -261,6 +261,11 @@ def _refuse_other_marks(path: str, words: Sequence[str], delimiter: str) -> None
             f"{path}: there is one column, which seems to be several separated by {marks[other]} "
             f"instead of {marks[delimiter]}. Write commas to a .csv or tabs to a .tsv file."
         )
+
+
+def _count_words(line: str, delimiter: str) -> int:
+    """Return the number of words; a line without the delimiter may be too long for a word."""
+    return len(_split_line(line, delimiter)) if delimiter in line else 1
 
 
 def _split_line(line: str, delimiter: str) -> list[str]:

@@ -519,9 +519,22 @@ def test_paths(tmp_path):
     absent = tmp_path / "no.csv"
     assert refusal(absent) == "no.csv: there is no such file or Zarr array."
     assert (
-        "the suffix '.txt' is unknown. Convert the file to a Zarr array or one of .npy, .npz, .csv,"
-        in refusal(written(tmp_path, "data.txt", "1"))
+        "the suffix '.foo' is unknown. Convert the file to a Zarr array or one of .npy, .npz, .csv,"
+        in refusal(written(tmp_path, "data.foo", "1"))
     )
+    for suffix, way in {
+        ".h5": "latentbits.from_numpy(h5py.File(",
+        ".HDF5": "latentbits.from_numpy(h5py.File(",
+        ".feather": "latentbits.from_dataframe(pandas.read_feather(",
+        ".sas7bdat": "latentbits.from_dataframe(pandas.read_sas(",
+        ".rds": "write.csv(DATA, 'data.csv', row.names = FALSE)",
+        ".ods": "save it as .xlsx or .csv",
+        ".vcf.gz": "plink2 --make-bed",
+        ".txt": "rename it to .csv or .tsv",
+    }.items():
+        message = refusal(written(tmp_path, f"data{suffix}", "1"))
+        assert message.startswith(f"data{suffix}: this format has no reader here. ")
+        assert way in message
     folder = tmp_path / "folder"
     folder.mkdir()
     assert refusal(folder) == (
