@@ -302,6 +302,8 @@ class ReadOptions:
 
     def is_declared_missing(self, word: str) -> bool:
         """Return whether the options name a word as missing, or a number equal to it."""
+        if not self.missing:
+            return False
         is_named = word.strip() in map(str.strip, self.missing)
         return is_named or parse_float(word) in self.missing_numbers
 
@@ -345,6 +347,8 @@ def encode_numbers(
     if value_map is not None and value_map.is_continuous:
         return np.zeros(values.shape, np.uint8)
     if values.dtype.kind == "b":
+        if value_map is None and options.threshold is None and not options.missing:
+            return values.astype(np.uint8)
         false, true = encode_tokens(("false", "true"), options, value_map)
         codes: ValueCodes = np.where(values, true, false)
         return codes
@@ -402,8 +406,10 @@ def encode_tokens(
     if value_map is not None:
         return np.array([_encode_by_map(token, options, value_map) for token in tokens], np.uint8)
     numbers = [None if token is None else parse_number(token) for token in tokens]
-    codes = _encode_observed(np.array([n or 0.0 for n in numbers]), options, None)
+    values = np.array([n or 0.0 for n in numbers])
+    codes = _encode_observed(values, options, None)
     codes[[number is None for number in numbers]] = INVALID
+    codes[np.isnan(values)] = MISSING
     codes[[is_missing(token, options) for token in tokens]] = MISSING
     return codes
 
@@ -422,8 +428,7 @@ def is_missing(token: str | None, options: ReadOptions) -> bool:
     """Return whether a word means that there is no value."""
     if token is None or token.strip().lower() in MISSING_TOKENS:
         return True
-    number = parse_float(token)
-    return options.is_declared_missing(token) or (number is not None and math.isnan(number))
+    return options.is_declared_missing(token)
 
 
 def encode_features(
