@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, takewhile
@@ -120,7 +121,8 @@ class KnownItems:
             If items and features differ, or a value is not known.
         """
         names = [feature.name for feature in features]
-        if missing := [name for name in names if name not in set(self.features)]:
+        known = set(self.features)
+        if missing := [name for name in names if name not in known]:
             raise FitError(
                 f"{{items}}: {self.source} lacks items of {dataset}: {_join_names(missing)}. "
                 "Give all features of the dataset."
@@ -198,7 +200,7 @@ def parse_known_items(
         raise FitError(f"{{items}}: {source} has no items.")
     if "" in features or None in table["feature"]:
         raise FitError(f"{{items}}: {source} has a line without a feature.")
-    if twice := sorted({name for name in features if features.count(name) > 1}):
+    if twice := sorted(name for name, n in Counter(features).items() if n > 1):
         raise FitError(f"{{items}}: {source} has items twice: {_join_names(twice)}.")
     asymptotes = _parse_asymptotes(source, table, features)
     if asymptotes is not None and len(slopes) > 1:

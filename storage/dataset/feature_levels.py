@@ -41,6 +41,8 @@ class Planes:
         cls, names: Sequence[str], feature_levels: Mapping[str, Sequence[str]]
     ) -> Planes:
         """Return the planes of features; those without entry in `feature_levels` are binary."""
+        if not feature_levels:
+            return cls((BINARY_LEVELS,) * len(names))
         return cls(tuple(tuple(feature_levels.get(name, BINARY_LEVELS)) for name in names))
 
     @classmethod
@@ -54,7 +56,8 @@ class Planes:
     @cached_property
     def firsts(self) -> NDArray[np.int64]:
         """First plane of each feature, and the number of planes, (n_features + 1,)."""
-        return np.cumsum([0, *(max(0, len(levels) - 1) for levels in self.levels)])
+        n_levels = np.fromiter(map(len, self.levels), np.int64, len(self.levels))
+        return np.concatenate([[0], np.cumsum(np.maximum(n_levels - 1, 0))])
 
     @cached_property
     def features(self) -> NDArray[np.int64]:
@@ -119,7 +122,8 @@ def check_feature_levels(
     A continuous feature has no levels. Raises `DataError` if a feature does not exist, or has too
     many or equal levels, or only one.
     """
-    if unknown := [name for name in feature_levels if name not in set(names)]:
+    known = set(names)
+    if unknown := [name for name in feature_levels if name not in known]:
         raise DataError(f"There are levels of {unknown[0]!r}, which is no feature.")
     checked = {}
     for name in names:

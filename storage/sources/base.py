@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
+from glob import has_magic
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -466,7 +467,9 @@ def _match_columns(
     matches: set[str] = set()
     all_names = set(names)
     for pattern in patterns:
-        hits = {pattern} & all_names or {name for name in names if fnmatchcase(name, pattern)}
+        hits = {pattern} & all_names
+        if not hits and has_magic(pattern):
+            hits = {name for name in names if fnmatchcase(name, pattern)}
         if not (hits or may_miss):
             first = ", ".join(names[:_MAX_NAMED]) + ", …" * (len(names) > _MAX_NAMED)
             hint = _suggest_column(pattern, names) or f"Columns: {first}"

@@ -34,6 +34,7 @@ RecordReader = Callable[[str, Sequence[str], int], Iterator[pa.RecordBatch]]
 """Reads columns of a file by name, a given number of rows at a time."""
 # A document type precedes all elements.
 _XML_HEAD_BYTES = 1 << 16
+_MAX_COLUMNS = 200_000
 _SAVE_AGAIN = "Open the file in a spreadsheet program and save it."
 
 
@@ -77,6 +78,12 @@ def open_parquet(path: str, options: ReadOptions) -> RecordSource:
     with pa.parquet.ParquetFile(path) as file:
         schema, n_rows = file.schema_arrow, file.metadata.num_rows
         source = make_record_source(path, options, schema.names, n_rows, _iter_parquet)
+        if (n_columns := len(source.feature_names) + len(source.column_names)) > _MAX_COLUMNS:
+            raise DataError(
+                f"{path}: {n_columns:,} columns are to be read, but at most {_MAX_COLUMNS:,} "
+                "columns of a .parquet file are possible, because each takes 10 kB of memory. "
+                "Select some with {features}, or write a .npy, .csv or long table."
+            )
         found = find_ordered_dictionaries(path, file, source.feature_names, options)
     for name in source.feature_names:
         if not is_feature_type(schema.field(name).type):

@@ -313,6 +313,8 @@ class ReadOptions:
 
     def find_map(self, feature: str) -> ValueMap | None:
         """Return the map that applies to a feature, or None; repeated calls are fast."""
+        if not (self.maps or self.feature_maps):
+            return None
         if feature not in self._found_maps:
             own = self.feature_maps.get(feature)
             self._found_maps[feature] = own or find_map(self.maps, feature)
