@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 from xml.etree.ElementTree import iterparse
 from xml.parsers.expat import ExpatError, ParserCreate
 from zipfile import ZipFile
@@ -35,6 +36,10 @@ RecordReader = Callable[[str, Sequence[str], int], Iterator[pa.RecordBatch]]
 # A document type precedes all elements.
 _XML_HEAD_BYTES = 1 << 16
 _MAX_COLUMNS = 200_000
+_MAX_XML_BYTES = 1 << 30
+_XML_BLOCK_BYTES = 1 << 14
+_BLANK_CELLS = re.compile(rb"(?:<(?:\w+:)?c(?=[\s/])[^<>]*/>\s*)+")
+_BLANK_ROWS = re.compile(rb"(?:<(?:\w+:)?row(?=[\s/>])[^<>]*(?:/>|>\s*</(?:\w+:)?row>)\s*)+")
 _SAVE_AGAIN = "Open the file in a spreadsheet program and save it."
 
 
@@ -209,7 +214,7 @@ def _iter_excel_rows(path: str) -> Any:
     """Yield the non-empty rows of the only sheet that has any."""
     import openpyxl
 
-    _refuse_document_types(path)
+    _refuse_hostile_xml(path)
     book = openpyxl.load_workbook(path, read_only=True, data_only=True)
     try:
         sheets = [sheet for sheet in book.worksheets if any(_iter_sheet_rows(path, sheet))]
@@ -225,9 +230,15 @@ def _iter_excel_rows(path: str) -> Any:
         book.close()
 
 
-def _refuse_document_types(path: str) -> None:
-    """Refuse XML with a document type: its entities could expand to any amount of text."""
+def _refuse_hostile_xml(path: str) -> None:
+    """Refuse XML with a document type, whose entities could expand to any text, or too much XML."""
     with ZipFile(path) as archive:
+        if (n_bytes := sum(member.file_size for member in archive.infolist())) > _MAX_XML_BYTES:
+            raise DataError(
+                f"{path}: the workbook has {n_bytes / 1e9:,.1f} GB of XML, more than "
+                f"{_MAX_XML_BYTES / 1e9:.1f}. Delete the blank rows and columns, which may have "
+                "a format, or save the sheet as a .csv file."
+            )
         for member in archive.namelist():
             declarations: list[str] = []
             parser = ParserCreate()
@@ -260,8 +271,11 @@ def _iter_sheet_rows(path: str, sheet: Any) -> Iterator[_ExcelRow]:
             date_formats=book._date_formats,
             timedelta_formats=book._timedelta_formats,
         )
-        for _, element in iterparse(stream):
+        for _, element in iterparse(_BlankFilter(stream)):
             if element.tag != _reader.ROW_TAG:
+                continue
+            if "r" in element.attrib and not any(map(len, element)):  # only blank cells
+                element.clear()
                 continue
             number, cells = parser.parse_row(element)
             values = {cell["column"]: cell["value"] for cell in cells}
@@ -280,6 +294,26 @@ def _iter_sheet_rows(path: str, sheet: Any) -> Iterator[_ExcelRow]:
             previous = number
             if values := {c: value for c, value in values.items() if value is not None}:
                 yield _ExcelRow(number, values)
+
+
+class _BlankFilter:
+    """XML of a sheet without its blank cells and rows, which take most time if there are many."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self._rest = stream, b""
+
+    def read(self, size: int = -1) -> bytes:
+        """Return some of the XML, of any length; empty at the end."""
+        while data := self._stream.read(_XML_BLOCK_BYTES):
+            data = self._rest + data
+            end = data.rfind(b">") + 1 or len(data)
+            part, self._rest = data[:end], data[end:]
+            if part.count(b"/>") > part.count(b"</"):  # most cells are blank
+                part = _BLANK_ROWS.sub(b"", _BLANK_CELLS.sub(b"", part))
+            if part and not part.isspace():
+                return part
+        part, self._rest = self._rest, b""
+        return part
 
 
 def _read_excel_header(path: str, rows: Iterator[_ExcelRow]) -> dict[int, str]:
