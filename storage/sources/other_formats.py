@@ -21,7 +21,7 @@ _WAYS = {
     "row.names = FALSE), and read that file.",
     (".xls", ".xlsb", ".xlsm", ".ods", ".numbers"): "Open it in a spreadsheet program, save it as "
     ".xlsx or .csv, and read that file.",
-    (".vcf", ".vcf.gz", ".bcf", ".bgen", ".pgen", ".ped"): "Convert it with plink2 --make-bed, and "
+    (".vcf", ".vcf.gz", ".bcf", ".bgen", ".pgen", ".ped"): "Convert it to .bed with PLINK, and "
     "read the .bed file.",
     (".loom",): "Convert it with anndata.read_loom({0!r}).write_h5ad('data.h5ad'), and read that.",
     (".db", ".sqlite", ".duckdb"): "Export the table to a .parquet or .csv file, and read that.",

@@ -529,7 +529,7 @@ def test_paths(tmp_path):
         ".sas7bdat": "latentbits.from_dataframe(pandas.read_sas(",
         ".rds": "write.csv(DATA, 'data.csv', row.names = FALSE)",
         ".ods": "save it as .xlsx or .csv",
-        ".vcf.gz": "plink2 --make-bed",
+        ".vcf.gz": "Convert it to .bed with PLINK",
         ".txt": "rename it to .csv or .tsv",
     }.items():
         message = refusal(written(tmp_path, f"data{suffix}", "1"))
