@@ -420,6 +420,11 @@ def _align_features(
     for source in sources:
         own = {*source.feature_names}
         absent = [name for name in names if name not in own]
+        if base is not None and own.isdisjoint(base.feature_names):
+            raise DataError(
+                f"{source.path} has no column of a feature of {base.path}, such as "
+                f"{base.feature_names[0]!r}. Check the names in its first line."
+            )
         if base is not None and absent and not may_lack:
             many = f" (in all, {len(absent):,} are absent)" if len(absent) > 1 else ""
             raise DataError(

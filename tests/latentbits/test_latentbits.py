@@ -253,6 +253,20 @@ def test_what_cannot_be_taken_is_refused_in_one_line(make: Any, said: str) -> No
     assert "\n" not in str(refused.value)
 
 
+def test_an_interrupted_dataset_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("storage.dataset.writer.DatasetWriter.finish", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            lb.from_numpy(ONE, path=tmp_path / "d.zarr")
+    lb.from_numpy(np.tile(ONE, (4, 1)), path=tmp_path / "d.zarr")
+    assert lb.open_dataset(tmp_path / "d.zarr").n_rows == 8
+
+
 def test_a_path_that_is_taken_stays_as_it_was(tmp_path: Path) -> None:
     lb.from_numpy(np.tile(ONE, (4, 1)), path=tmp_path / "d.zarr")
     with pytest.raises(DataError, match=r"already exists\. Choose another path"):
