@@ -853,7 +853,7 @@ class LatentTrait(Model):
         is_sampled = bool(state.auxiliary["has_sampling_weights"])
         if (form := choose_error_form(self.errors, (n_features, q), is_sampled)) == "none":
             return _warn_no_errors(state, "sampling weights need fewer components or items")
-        if is_wide(state.params) and (q > MAX_COMPONENTS or self._has_equal_slopes):
+        if is_wide(state.params) and q > MAX_COMPONENTS:
             return _warn_no_errors(state, f"more than {MAX_PARAMETERS} parameters")
         n_rows = _MIN_ROWS_PER_PARAMETER
         rank = count_parameters(len(varying), q, self._has_equal_slopes)

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +26,9 @@ from numpy.typing import NDArray
 from pipeline.data.blocks import BinaryBlock
 from pipeline.models.latent_trait.em import LatentTraitParams
 from pipeline.models.latent_trait.wide_errors import (
-    compute_item_covariances,
+    ItemInformation,
+    join_blocks,
+    list_axis_constraints,
     list_shared_directions,
 )
 from pipeline.numerics.bits.kernels import add_joint_counts
@@ -74,7 +75,6 @@ MAX_ITEMS = 1000
 _MAX_WORK = 2e10  # entries of matrices to add up
 _MAX_ASYMPTOTE_WORK = 1e11
 _MAX_LEVEL_WORK = 5e9
-_MIN_INFORMATION = 1e-6  # of an item, as a share of the information with known traits
 _MIN_ROWS_PER_PARAMETER = {"louis": 5, "crossproduct": 100, "sandwich": 100}
 
 
@@ -493,7 +493,7 @@ def standard_errors(
     n_features, q = weights.shape
     prior = np.tile(np.append(np.full(q, prior_precision), 0.0), n_features)
     if "item_variance" in sums:
-        return _invert_blocks(weights, sums, prior_precision, fixed)
+        return _invert_by_item(weights, sums, prior_precision, fixed, equal_slopes)
     information = _compute_information(sums, form) + np.diag(prior)
     covariance, unknown = None, fixed
     if not equal_slopes and not fixed.all():
@@ -511,27 +511,45 @@ def standard_errors(
     return ItemErrors(item_covariance, np.flatnonzero(unknown & ~fixed))
 
 
-def _invert_blocks(
+def _invert_by_item(
     weights: Array,
     sums: Mapping[str, NDArray[Any]],
     prior_precision: float,
     fixed: NDArray[np.bool_],
+    equal_slopes: bool,
 ) -> ItemErrors:
     """Invert the information of each item, with the directions that all items share."""
-    prior = np.diag([*np.full(weights.shape[1], prior_precision), 0.0])
+    n_features, q = weights.shape
+    n = n_features * (q + 1)
+    places, prior = np.arange(n).reshape(n_features, q + 1), np.diag([*[prior_precision] * q, 0.0])
     curvature = sums["curvature"] + prior
-    blocks = curvature - sums["item_variance"]
-    scale = np.sqrt(np.maximum(np.diagonal(curvature, axis1=1, axis2=2), np.finfo(float).tiny))
-    lowest = np.linalg.eigvalsh(blocks / (scale[:, :, None] * scale[:, None]))[:, 0]
-    known = ~fixed & (lowest > _MIN_INFORMATION)
-    V = list_shared_directions(weights).scales
-    shared = np.einsum("iak,iab,ibl->kl", V, curvature, V) - sums["shared_variance"]
-    covariance = np.full_like(blocks, np.nan)
-    try:
-        covariance[known] = compute_item_covariances(weights[known], blocks[known], shared)
-    except np.linalg.LinAlgError:  # these items are too few to determine the shared directions
-        known[:] = False
-    return ItemErrors(covariance, np.flatnonzero(~known & ~fixed))
+    known, own = (
+        join_blocks([blocks], [places], n)
+        for blocks in (curvature, curvature - sums["item_variance"])
+    )
+    J = scipy.sparse.eye_array(n, format="csr")
+    if equal_slopes:  # the slope is the first parameter
+        columns = np.column_stack([np.zeros(n_features, np.int64), 1 + np.arange(n_features)])
+        J = scipy.sparse.csr_array((np.ones(n), (np.arange(n), columns.ravel())))
+    scales, rotations = (part.reshape(n, -1) for part in list_shared_directions(weights))
+    shared = scales.T @ (known @ scales) - sums["shared_variance"]
+    information = ItemInformation(
+        (J.T @ known @ J).diagonal(),
+        (J.T @ own @ J).tocsr(),
+        (J.T @ np.column_stack([scales, rotations])) / J.sum(axis=0)[:, None],
+        np.pad(shared, (0, rotations.shape[1])),  # there is none about rotations
+        J.sum(axis=0) > 1,
+        list_axis_constraints(weights).reshape(-1, n) @ J,
+    )
+    is_free = J[np.flatnonzero(np.repeat(~fixed, q + 1))].sum(axis=0) > 0
+    covariance = np.full((n_features, q + 1, q + 1), np.nan)
+    if not is_free.any():
+        return ItemErrors(covariance, np.zeros(0, np.intp))
+    found, is_unknown = information.take(is_free).invert()
+    free = J[:, np.flatnonzero(is_free)]
+    has_errors = ~fixed & ~(free @ is_unknown).reshape(n_features, -1).any(axis=1)
+    covariance[has_errors] = found.transform(free).take_blocks(places[has_errors])
+    return ItemErrors(covariance, np.flatnonzero(~has_errors & ~fixed))
 
 
 def _compute_information(sums: Mapping[str, NDArray[Any]], form: str) -> Array:
@@ -545,23 +563,13 @@ def _compute_information(sums: Mapping[str, NDArray[Any]], form: str) -> Array:
 def _invert_regular(information: Array, weights: Array, fixed: NDArray[np.bool_]) -> Array | None:
     """Invert the information of the free parameters; None if it is nearly singular."""
     free = np.repeat(~fixed, weights.shape[1] + 1)
-    constraints = _list_axis_constraints(weights)[:, free]
+    constraints = list_axis_constraints(weights).reshape(-1, len(free))[:, free]
     inverse = invert_constrained_information(information[np.ix_(free, free)], constraints)
     if inverse is None:
         return None
     covariance = np.zeros_like(information)
     covariance[np.ix_(free, free)] = inverse
     return covariance
-
-
-def _list_axis_constraints(weights: Array) -> Array:
-    """Return the gradients of Σ_i w_ia w_ib for a < b, (n_constraints, p)."""
-    n_features, q = weights.shape
-    pairs = list(combinations(range(q), 2))
-    constraints = np.zeros((len(pairs), n_features, q + 1))
-    for k, (a, b) in enumerate(pairs):
-        constraints[k, :, a], constraints[k, :, b] = weights[:, b], weights[:, a]
-    return constraints.reshape(len(pairs), n_features * (q + 1))
 
 
 def _free_directions(weights: Array, fixed: NDArray[np.bool_], equal_slopes: bool) -> Array:
@@ -580,6 +588,6 @@ def _free_directions(weights: Array, fixed: NDArray[np.bool_], equal_slopes: boo
     basis = np.eye(len(free))[:, free]
     if q == 1:
         return basis
-    constraints = _list_axis_constraints(weights)[:, free]
+    constraints = list_axis_constraints(weights).reshape(-1, len(free))[:, free]
     principal: Array = basis @ scipy.linalg.null_space(constraints)
     return principal

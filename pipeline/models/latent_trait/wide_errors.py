@@ -2,35 +2,40 @@
 
 The observed information of n items has n² blocks. The blocks of each item hold nearly all of it,
 except along the few directions V that all items share: a change of the traits' origin, scale or
-axes, which changes all parameters by
+axes, which changes the forms of all items, a_j·x + d_j, by
 
-    δ(w_i, b_i) = (E w_i, w_i·m)
+    δ(a_j, d_j) = (E a_j, a_j·m)
 
-for a matrix E and a vector m. Along them the information is far lower than the blocks say, because
-the traits of a row are known only through the same items. With D the diagonal blocks, G = Vᵀ D V
-and H = Vᵀ I V, the matrix D − D V (G⁻¹ − G⁻¹ H G⁻¹) Vᵀ D has the blocks of D for changes without
-part in V (in the metric D) and the information H along V. Its inverse is
+for a matrix E and a vector m; and parameters that items have in common. Along them the information
+is far lower than the blocks say, because the traits of a row are known only through the same items.
+With D the sum of the items' own information, G = Vᵀ D V and H = Vᵀ I V, the matrix
 
-    D⁻¹ + V (H⁻¹ − G⁻¹) Vᵀ.
+    D − D V (G⁻¹ − G⁻¹ H G⁻¹) Vᵀ D
 
-Rotations R, which are among the directions V, have no information. The condition that the weights
-are on their principal axes, K δ = 0, fixes them: the estimate is projected by 1 − R (K R)⁻¹ K,
-which removes their infinite variance.
+has the information D for changes without part in V (in the metric D) and H along V. Its inverse
+where the constraints K δ = 0 hold, which fix the axes, differs from D⁻¹ by a matrix of low rank.
+D has one block per item, and rows and columns of common parameters.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations, combinations_with_replacement
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+_MIN_INFORMATION = 1e-6  # of an item, as a share of the information with known traits
+_MIN_SHARED_INFORMATION = 1e-9  # along a shared direction, as a share of that of the items
 
 
 class SharedDirections(NamedTuple):
-    """Directions that all items share, (n_features, q + 1, n_directions) each.
+    """Directions that all items share, (n_forms, q + 1, n_directions) each.
 
     Attributes
     ----------
@@ -45,65 +50,199 @@ class SharedDirections(NamedTuple):
 
 
 def list_shared_directions(weights: Array) -> SharedDirections:
-    """Return the shared directions at these weights, (n_features, q)."""
-    n_features, q = weights.shape
+    """Return the shared directions at the weights of these forms, (n_forms, q)."""
+    n_forms, q = weights.shape
     scales, rotations = [], []
     for a in range(q):
-        origin = np.zeros((n_features, q + 1))
+        origin = np.zeros((n_forms, q + 1))
         origin[:, q] = weights[:, a]
         scales.append(origin)
     for a, b in combinations_with_replacement(range(q), 2):
-        scale = np.zeros((n_features, q + 1))
+        scale = np.zeros((n_forms, q + 1))
         scale[:, a] += weights[:, b]
         scale[:, b] += weights[:, a] * (a != b)
         scales.append(scale)
     for a, b in combinations(range(q), 2):
-        rotation = np.zeros((n_features, q + 1))
+        rotation = np.zeros((n_forms, q + 1))
         rotation[:, a], rotation[:, b] = weights[:, b], -weights[:, a]
         rotations.append(rotation)
-    empty = np.empty((n_features, q + 1, 0))
+    empty = np.empty((n_forms, q + 1, 0))
     return SharedDirections(
         np.stack(scales, axis=2), np.stack(rotations, axis=2) if rotations else empty
     )
 
 
-def compute_item_covariances(weights: Array, blocks: Array, shared_information: Array) -> Array:
-    """Return the covariance of each item's weights and offset, (n_features, q + 1, q + 1).
+class ItemCovariance(NamedTuple):
+    """Covariance of p estimates: `blocks + factors @ core @ factors.T`.
 
-    Parameters
+    Attributes
     ----------
-    weights
-        Weights on their principal axes, (n_features, q).
     blocks
-        D, (n_features, q + 1, q + 1), positive definite.
-    shared_information
-        H of `SharedDirections.scales`.
+        (p, p), sparse, or dense without factors.
+    factors, core
+        (p, k) and (k, k).
     """
-    scales, rotations = list_shared_directions(weights)
-    V = np.concatenate([scales, rotations], axis=2)
-    shared = -np.linalg.inv(np.einsum("iak,iab,ibl->kl", V, blocks, V))
-    n_scales = scales.shape[2]
-    shared[:n_scales, :n_scales] += np.linalg.inv(shared_information)
-    own = np.linalg.inv(blocks)
-    covariance: Array = own + np.einsum("iak,kl,ibl->iab", V, shared, V)
-    if not rotations.shape[2]:
-        return covariance
-    K = _list_constraints(weights)
-    along = np.einsum("iar,iab->irb", K, own)
-    along += np.einsum("rk,kl,ial->ira", np.einsum("iar,iak->rk", K, V), shared, V)
-    turned = rotations @ np.linalg.inv(np.einsum("iar,iak->rk", K, rotations))
-    variance = np.einsum("ira,iak->rk", along, K)
-    removed = turned @ along
-    covariance -= removed + np.swapaxes(removed, 1, 2)
-    covariance += turned @ variance @ np.swapaxes(turned, 1, 2)
-    return covariance
+
+    blocks: Any
+    factors: Array
+    core: Array
+
+    @classmethod
+    def from_array(cls, covariance: Array) -> ItemCovariance:
+        """Return a covariance without factors."""
+        return cls(covariance, np.zeros((len(covariance), 0)), np.zeros((0, 0)))
+
+    def take_first(self, n: int) -> ItemCovariance:
+        """Return the covariance of the first n estimates."""
+        return self._replace(blocks=self.blocks[:n, :n], factors=self.factors[:n])
+
+    def transform(self, linear: scipy.sparse.csr_array) -> ItemCovariance:
+        """Return the covariance of linear functions of the estimates, (n, p)."""
+        return self._replace(blocks=linear @ self.blocks @ linear.T, factors=linear @ self.factors)
+
+    def compute_variances(self, linear: scipy.sparse.csr_array) -> Array:
+        """Return the variances of linear functions of the estimates, (n, p)."""
+        own = linear.multiply(linear @ self.blocks).sum(axis=1)
+        along = linear @ self.factors
+        return np.asarray(own + np.einsum("ik,kl,il->i", along, self.core, along, optimize=True))
+
+    def take_blocks(self, places: Indices) -> Array:
+        """Return the covariances of sets of estimates, (n_sets, size) → (n_sets, size, size)."""
+        factors = self.factors[places]
+        own = take_entries(self.blocks, places)
+        return own + np.einsum("iak,kl,ibl->iab", factors, self.core, factors, optimize=True)
 
 
-def _list_constraints(weights: Array) -> Array:
-    """Return the gradients of Σ_i w_ia w_ib for a < b, (n_features, q + 1, n_constraints)."""
+def take_entries(matrix: Any, places: Indices) -> Array:
+    """Return blocks of a matrix, dense or sparse, (n_sets, size, size)."""
+    n, size = places.shape
+    rows, columns = np.repeat(places, size, axis=1).ravel(), np.tile(places, size).ravel()
+    return np.asarray(matrix[rows, columns], dtype=np.float64).reshape(n, size, size)
+
+
+def join_blocks(
+    blocks: Sequence[Array], places: Sequence[Indices], n: int
+) -> scipy.sparse.csr_array:
+    """Return the matrix, (n, n), of blocks, (n_sets, size, size) each, at `places`."""
+    values, rows, columns = [np.zeros(0)], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for own, place in zip(blocks, places, strict=True):
+        size = place.shape[1]
+        values.append(own.ravel())
+        rows.append(np.repeat(place, size, axis=1).ravel())
+        columns.append(np.tile(place, size).ravel())
+    entries = (np.concatenate(rows), np.concatenate(columns))
+    return scipy.sparse.coo_array((np.concatenate(values), entries), shape=(n, n)).tocsr()
+
+
+class ItemInformation(NamedTuple):
+    """What is known about the information of p parameters with many items.
+
+    Attributes
+    ----------
+    known
+        The information of each parameter if the traits were known, (p,).
+    own
+        D, (p, p), sparse.
+    directions, shared
+        V, (p, k), and H.
+    is_common
+        Which parameters several items have in common, (p,). They have directions of their own in V.
+    constraints
+        K, (n_constraints, p).
+    """
+
+    known: Array
+    own: scipy.sparse.csr_array
+    directions: Array
+    shared: Array
+    is_common: NDArray[np.bool_]
+    constraints: Array
+
+    def take(self, is_taken: NDArray[np.bool_]) -> ItemInformation:
+        """Return the information of some parameters if the others are known."""
+        places = np.flatnonzero(is_taken)
+        return ItemInformation(
+            self.known[places],
+            self.own[places][:, places],
+            self.directions[places],
+            self.shared,
+            self.is_common[places],
+            self.constraints[:, places],
+        )
+
+    def invert(self) -> tuple[ItemCovariance, NDArray[np.bool_]]:
+        """Return the covariance of the estimates, and which of them the data do not determine."""
+        inverses, is_unknown = self._invert_own()
+        if is_unknown.all():
+            return ItemCovariance(
+                self.own, np.zeros((len(self.known), 0)), np.zeros((0, 0))
+            ), is_unknown
+        common = np.flatnonzero(self.is_common)
+        # D⁻¹ is that of the blocks, plus `border @ core @ border.T`.
+        border = -(inverses @ self.own[:, common].toarray())
+        border[common] = np.eye(len(common))
+        border[is_unknown] = 0.0
+        core = np.linalg.inv(border.T @ (self.own @ border))
+
+        def solve(right: Array) -> Array:
+            return np.asarray(inverses @ right + border @ (core @ (border.T @ right)))
+
+        known = ~is_unknown[:, None]
+        V, H = _orthonormalize(self.directions * known, self.own, self.shared)
+        K = self.constraints.T * known
+        across = solve(K)
+        root = np.linalg.cholesky(K.T @ across)
+        K, across = (np.linalg.solve(root, matrix.T).T for matrix in (K, across))
+        k, along = V.shape[1], V.T @ K
+        if np.linalg.eigvalsh(H + along @ along.T).min(initial=1.0) < _MIN_SHARED_INFORMATION:
+            is_unknown[:] = True
+        # The information is D + U M Uᵀ with U = (D V, Kᵀ): any part along Kᵀ leaves the same
+        # covariance where K δ = 0.
+        M = scipy.linalg.block_diag(H - np.eye(k), np.eye(K.shape[1]))
+        T = np.block([[np.eye(k), along], [along.T, np.eye(K.shape[1])]])
+        low = -np.linalg.solve(np.eye(len(T)) + M @ T, M)
+        out = np.eye(len(T))[:, k:] + low @ T[:, k:]
+        low -= out @ np.linalg.solve(T[k:] @ out, out.T)
+        factors = np.concatenate([border, V, across], axis=1)
+        return ItemCovariance(inverses, factors, scipy.linalg.block_diag(core, low)), is_unknown
+
+    def _invert_own(self) -> tuple[scipy.sparse.csr_array, NDArray[np.bool_]]:
+        """Return the inverses of the items' blocks, (p, p), and where they are singular, (p,)."""
+        own = np.flatnonzero(~self.is_common)
+        _, labels = scipy.sparse.csgraph.connected_components(self.own[own][:, own], directed=False)
+        sizes, order = np.bincount(labels), own[np.argsort(labels, kind="stable")]
+        firsts = np.cumsum(sizes) - sizes
+        is_unknown = np.zeros(len(self.known), np.bool_)
+        places, inverses = [], []
+        for size in np.unique(sizes).tolist():
+            alike = order[firsts[sizes == size][:, None] + np.arange(size)]
+            scale = 1 / np.sqrt(np.maximum(self.known[alike], np.finfo(float).tiny))
+            blocks = take_entries(self.own, alike) * scale[:, :, None] * scale[:, None]
+            is_known = np.linalg.eigvalsh(blocks)[:, 0] > _MIN_INFORMATION
+            is_unknown[alike[~is_known]] = True
+            blocks, alike, scale = blocks[is_known], alike[is_known], scale[is_known]
+            places.append(alike)
+            inverses.append(np.linalg.inv(blocks) * scale[:, :, None] * scale[:, None])
+        return join_blocks(inverses, places, len(self.known)), is_unknown
+
+
+def _orthonormalize(
+    directions: Array, metric: scipy.sparse.csr_array, shared: Array
+) -> tuple[Array, Array]:
+    """Return a basis of the directions with Vᵀ D V = 1, and the information along it."""
+    gram = directions.T @ (metric @ directions)
+    scale = 1 / np.sqrt(np.maximum(np.diag(gram), np.finfo(float).tiny))
+    values, vectors = np.linalg.eigh(gram * scale[:, None] * scale)
+    is_kept = values > 1e-10 * values.max(initial=0.0)
+    basis = scale[:, None] * vectors[:, is_kept] / np.sqrt(values[is_kept])
+    return directions @ basis, basis.T @ shared @ basis
+
+
+def list_axis_constraints(weights: Array) -> Array:
+    """Return the gradients of Σ_i w_ia w_ib for a < b, (n_constraints, n_features, q + 1)."""
     n_features, q = weights.shape
     pairs = list(combinations(range(q), 2))
-    K = np.zeros((n_features, q + 1, len(pairs)))
+    constraints = np.zeros((len(pairs), n_features, q + 1))
     for k, (a, b) in enumerate(pairs):
-        K[:, a, k], K[:, b, k] = weights[:, b], weights[:, a]
-    return K
+        constraints[k, :, a], constraints[k, :, b] = weights[:, b], weights[:, a]
+    return constraints

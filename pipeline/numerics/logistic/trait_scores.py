@@ -161,7 +161,7 @@ class BlockScores(NamedTuple):
     curvature
         As in `TraitScores`.
     item_variance
-        Σ_n Cov[s_i | t_n] of each item, (n_features, q + 1, q + 1).
+        Σ_n Cov[s_i | t_n] of each item, as `curvature`.
     shared_variance
         Σ_n Cov[Σ_i V_iᵀ s_i | t_n], (n_directions, n_directions).
     """
@@ -309,7 +309,7 @@ def _iter_scores(
 ) -> Iterator[_RowScores]:
     """Compute the scores of some rows at a time at the points of their posteriors."""
     (n_features, q), mask = weights.shape, np.ones_like(X) if observed is None else observed
-    rule, free = _point_rule(n_features, q), np.column_stack([weights, offsets])
+    rule, free = choose_point_rule(n_features, q), np.column_stack([weights, offsets])
     polynomials = evaluate_polynomials(rule.points) if n_features > _SOME_ITEMS else None
     n_rows = max(1, _BATCH_ENTRIES // (len(rule.points) * n_features))
     for start in range(0, len(X), n_rows):
@@ -413,12 +413,16 @@ def fill_row_curves(
 
 def count_score_vectors(n_features: int, q: int) -> int:
     """Return the number of vectors that represent the distribution of a row's scores."""
-    return len(list_degrees(q)) if n_features > _SOME_ITEMS else len(_point_rule(n_features, q)[0])
+    return (
+        len(list_degrees(q))
+        if n_features > _SOME_ITEMS
+        else len(choose_point_rule(n_features, q)[0])
+    )
 
 
 def estimate_trait_scores(n_features: int, q: int, are_multiplied: bool) -> float:
     """Return the nanoseconds per row of scores, and of their products if they are multiplied."""
-    values = 30.0 * len(_point_rule(n_features, q).points) * n_features
+    values = 30.0 * len(choose_point_rule(n_features, q).points) * n_features
     products = 0.03 * count_score_vectors(n_features, q) * (n_features * (q + 1)) ** 2
     return float(values + are_multiplied * products)
 
@@ -442,7 +446,8 @@ def evaluate_polynomials(points: Floats) -> Floats:
     return product
 
 
-def _point_rule(n_features: int, q: int) -> Nodes:
+def choose_point_rule(n_features: int, q: int) -> Nodes:
+    """Return the points of each row for as many features."""
     size = (n_features > _FEW_ITEMS) + (n_features > _SOME_ITEMS)
     return gauss_hermite(_POINTS_PER_AXIS[q][size], q)
 

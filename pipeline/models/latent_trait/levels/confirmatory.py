@@ -81,6 +81,11 @@ from pipeline.models.latent_trait.levels.model import LAST_STRETCH, OrdinalTrait
 from pipeline.models.latent_trait.levels.params import Matrix, with_forms
 from pipeline.models.latent_trait.levels.step import ItemGroup, take_level_steps
 from pipeline.models.latent_trait.model import LatentTrait
+from pipeline.models.latent_trait.wide_errors import (
+    ItemCovariance,
+    SharedDirections,
+    list_shared_directions,
+)
 from pipeline.models.loading_pattern import LoadingPattern
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure
@@ -515,7 +520,8 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
             values["shift_score"], values["shift_information"] = shift
         if self.structure.pattern is not None:
             values |= convert_code_moments(values, params.get_group(group).root)
-        return replace(sums, values=self._place_values(values, ["score"], block))
+        by_group = ["score", *(("curvature", "item_variance") if "directions" in working else ())]
+        return replace(sums, values=self._place_values(values, by_group, block))
 
     def _place_traits(self, design: LevelDesign) -> TraitPlaces:
         return place_traits(self._trait_design, design.n_free)
@@ -571,37 +577,49 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
         ]
         return np.pad(np.concatenate(parts), ((0, 0), (0, n_trait_parameters)))
 
-    def _sum_information(
-        self, design: LevelDesign, state: FitState, statistics: Sums, form: str
-    ) -> Array:
-        """Return the information about φ, μ_g and L_g, (p, p)."""
-        information = super()._sum_information(design, state, statistics, form)
-        if form == "crossproduct":
-            return information
+    def _list_directions(self, design: LevelDesign, params: LatentTraitParams) -> SharedDirections:
+        """Return directions that items share in each group, and those of the traits."""
+        forms = np.stack([items.to_forms() for items in self._list_items(params)])
+        places, parts = self._place_traits(design), []
+        for group, own in enumerate(forms):
+            found = np.concatenate(list_shared_directions(own[:, :-1]), axis=2)
+            moved = np.zeros((*forms.shape, found.shape[2]))
+            moved[group] = found
+            parts.append(design.collect_changes(moved.reshape(-1, found.shape[2])))
+        parts.append(np.eye(design.n_free)[:, design.is_common])
+        n_traits = places.n_parameters - design.n_free
+        directions = scipy.linalg.block_diag(np.column_stack(parts), np.eye(n_traits))
+        return SharedDirections(directions, np.zeros((len(directions), 0)))
+
+    def _sum_corrections(
+        self, design: LevelDesign, state: FitState, statistics: Sums, n_parameters: int
+    ) -> Any:
+        """Return what adds to the information about φ, μ_g and L_g, (p, p), sparse."""
+        total = super()._sum_corrections(design, state, statistics, n_parameters)
         score, params = statistics.values["score"], state.params
         if self._trait_design.has_free_correlation.any():
             slope = self._differentiate_forms(design, params).T @ score.ravel()
             multipliers = sum_multipliers(self._list_constraints(design, params), slope)
-            information[np.diag_indices_from(information)] += multipliers
-        return information - sum_second_derivatives(design, self._place_traits(design), score)
+            total = total + scipy.sparse.diags_array(multipliers)
+        return total - sum_second_derivatives(design, self._place_traits(design), score)
 
     def _collect_errors(
         self,
         design: LevelDesign,
         state: FitState,
-        covariance: Array,
+        covariance: ItemCovariance,
         is_unknown: NDArray[np.bool_],
     ) -> tuple[dict[str, Array], Indices]:
         """Return arrays of standard errors, and the features that have none for lack of data."""
-        of_items, unknown = slice(0, design.n_free), np.zeros(0, np.int64)
+        of_items, unknown = covariance.take_first(design.n_free), np.zeros(0, np.int64)
         by_group = []
         for group in range(self.n_groups):
             own = replace(state, params=state.params.select_items(group))
             arrays, missing = super()._collect_errors(
                 design.select_group(group),
                 own,
-                covariance[of_items, of_items],
-                is_unknown[of_items],
+                of_items,
+                is_unknown[: design.n_free],
             )
             if self._slopes is not None:
                 arrays["weights_error"][self._slopes < 0] = 0.0
@@ -615,12 +633,14 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
                 for name in names
                 if f"{name}_error" in arrays
             }
-        places = self._place_traits(design)
-        variance = np.append(np.where(is_unknown, np.nan, np.diag(covariance)), 0.0)
+        places = place_traits(self._trait_design, 0)
+        of_traits = covariance.take_blocks(design.n_free + np.arange(places.n_parameters)[None])[0]
+        is_unknown = is_unknown[design.n_free :]
+        variance = np.append(np.where(is_unknown, np.nan, np.diag(of_traits)), 0.0)
         root = factorize(get_traits(state.params)[1])
         arrays["trait_mean_error"] = np.sqrt(np.maximum(variance[places.mean], 0.0))
         arrays["trait_covariance_error"] = compute_covariance_errors(
-            self._trait_design, places, root, covariance, is_unknown
+            self._trait_design, places, root, of_traits, is_unknown
         )
         return arrays, unknown
 
@@ -677,19 +697,21 @@ def _round_variances(correlation: Array) -> Array:
     return exact
 
 
-def sum_second_derivatives(design: LevelDesign, places: TraitPlaces, score: Array) -> Array:
+def sum_second_derivatives(design: LevelDesign, places: TraitPlaces, score: Array) -> Matrix:
     """Return Σ_g Σ_k s_gk ∂²v_gk / ∂φ ∂(μ_g, L_g), (p, p), given s_g, (n_groups, n_forms (q + 1)).
 
     v_gja = Σ_m L_gma a_jm and v_gj,q+1 = d_j + Σ_m μ_gm a_jm, so the derivatives by L_gma and μ_gm
     are linear in the parameters of a_jm.
     """
-    total, q = np.zeros((places.n_parameters + 1,) * 2), design.n_components
+    q, n_traits = design.n_components, places.n_parameters - design.n_free
+    across = np.zeros((design.n_free, n_traits + 1))  # the last place is of what is not free
+    mean, root = (np.where(p >= 0, p - design.n_free, -1) for p in (places.mean, places.root))
     for group, own in enumerate(score):
         matrix, by_form = design.select_group(group).matrix, own.reshape(-1, q + 1)
-        for m in range(q):  # -1, of what is not free, is the last place
+        for m in range(q):
             by_slope = matrix[m :: q + 1]
-            total[: design.n_free, places.mean[group, m]] += by_form[:, q] @ by_slope
+            across[:, mean[group, m]] += by_form[:, q] @ by_slope
             for a in range(m + 1):
-                total[: design.n_free, places.root[group, m, a]] += by_form[:, a] @ by_slope
-    total = total[:-1, :-1]
-    return np.asarray(total + total.T)
+                across[:, root[group, m, a]] += by_form[:, a] @ by_slope
+    padded = scipy.sparse.csr_array(np.pad(across[:, :-1], ((0, n_traits), (design.n_free, 0))))
+    return padded + padded.T

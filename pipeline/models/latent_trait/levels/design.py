@@ -105,10 +105,18 @@ class LevelDesign:
         """Number of priors of each slope, 0 for other parameters, (n_free,)."""
         if self.are_priors_shared:
             return self.is_slope.astype(np.float64)
+        return np.where(self.is_slope, self._count_items(), 0).astype(np.float64)
+
+    @property
+    def is_common(self) -> NDArray[np.bool_]:
+        """Which free parameters several items have in common, (n_free,)."""
+        return np.asarray(self._count_items() > 1)
+
+    def _count_items(self) -> Indices:
+        """Return the number of items with each free parameter, (n_free,)."""
         rows, columns = self.matrix.nonzero()
         pairs = np.unique(np.stack([self.item_of_row[rows], columns]), axis=1)
-        counts = np.bincount(pairs[1], minlength=self.n_free)
-        return np.where(self.is_slope, counts, 0).astype(np.float64)
+        return np.bincount(pairs[1], minlength=self.n_free)
 
     def fill(self, free: Array) -> Array:
         """Return weights and offsets of all forms side by side, (n_groups n_forms, q + 1)."""

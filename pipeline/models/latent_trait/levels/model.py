@@ -90,11 +90,19 @@ from pipeline.models.latent_trait.model import (
 from pipeline.models.latent_trait.standard_errors import (
     MAX_ITEMS,
     MAX_PARAMETERS,
+    MAX_ROWS,
     choose_level_row_share,
     count_complete_rows,
     draw_rows,
 )
 from pipeline.models.latent_trait.starts import convert_to_slopes, stretch_offsets
+from pipeline.models.latent_trait.wide_errors import (
+    ItemCovariance,
+    ItemInformation,
+    SharedDirections,
+    join_blocks,
+    list_shared_directions,
+)
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure, add_structure
 from pipeline.numerics.logistic.categories.curves import (
@@ -114,6 +122,8 @@ from pipeline.numerics.logistic.categories.row_posteriors import (
 from pipeline.numerics.logistic.categories.scores import (
     LevelSums,
     count_score_products,
+    list_form_places,
+    sum_level_blocks,
     sum_level_scores,
 )
 from pipeline.numerics.logistic.information import average_reliability, find_reversed_items
@@ -122,7 +132,11 @@ from pipeline.numerics.logistic.latent_nodes import (
     Nodes,
 )
 from pipeline.numerics.logistic.parameter_expansion import estimate_trait_gaussian
-from pipeline.numerics.logistic.trait_scores import RowRegression, leave_out_saturated
+from pipeline.numerics.logistic.trait_scores import (
+    RowRegression,
+    choose_point_rule,
+    leave_out_saturated,
+)
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import (
@@ -143,6 +157,7 @@ LAST_STRETCH = {
     2: 0.75,
     3: 0.75,
 }  # of the nodes of the last stage; flat optima need fine ones
+_NANOSECONDS = 60.0  # per level and point of a row, of scores of many items
 _FINER = 0.8  # of the distances of nodes, if they are too far apart
 _MAX_SPACING_RATIO = 1.2  # of the nodes before a stage with new ones
 _STOPPING_RATIO = 1.5  # likewise, but the stage does not go on until it has converged
@@ -230,9 +245,16 @@ class OrdinalTrait(LatentTrait):
         nanoseconds = (3 + 0.3 * n_nodes) * n_columns + 15 * n_nodes + 500
         n_sums = 2 * n_columns * n_nodes
         if "share" in working:
-            n_levels = n_columns + len(self.n_planes)
-            nanoseconds += float(working["share"]) * 0.15 * n_nodes * n_levels**2
-            n_sums += 3 * (n_columns * (params.weights.shape[1] + 1)) ** 2
+            n_levels, q = n_columns + len(self.n_planes), params.weights.shape[1]
+            if "directions" in working:
+                n_points = len(choose_point_rule(n_columns, q).points)
+                nanoseconds += float(working["share"]) * _NANOSECONDS * n_points * n_levels
+                n_sums += 2 * sum(
+                    own.size * own.shape[1] for own in list_form_places(self.n_planes, q)
+                )
+            else:
+                nanoseconds += float(working["share"]) * 0.15 * n_nodes * n_levels**2
+                n_sums += 3 * (n_columns * (q + 1)) ** 2
         return WorkEstimate(nanoseconds, 8 * n_sums)
 
     def _start_from(
@@ -556,15 +578,31 @@ class OrdinalTrait(LatentTrait):
         """Request the sums for standard errors and fit statistics."""
         if self.errors == "none":
             return None
-        n_free = self._get_design(state.auxiliary, state.params).n_free
-        n_rows = int(state.auxiliary["n_rows"])
+        design = self._get_design(state.auxiliary, state.params)
+        n_free, n_rows = design.n_free, int(state.auxiliary["n_rows"])
         n_products = count_score_products(self.n_planes, n_free, *state.working["points"].shape)
         share = choose_level_row_share(n_rows, n_free, n_products, self._choose_form(state))
         if state.auxiliary["has_sampling_weights"]:  # scores are summed by cluster
             share = 1.0
         names = ("level_counts", "group_level_counts")
-        counts = {name: state.auxiliary[name] for name in names if name in state.auxiliary}
-        return {**state.working, "share": np.array(share), **counts}
+        further = {name: state.auxiliary[name] for name in names if name in state.auxiliary}
+        if design.n_free > MAX_PARAMETERS and not self._explain_missing_errors(state):
+            share = min(1.0, MAX_ROWS / max(n_rows, 1))
+            further["directions"] = self._list_directions(design, state.params).scales
+        return {**state.working, "share": np.array(share), **further}
+
+    def _explain_missing_errors(self, state: FitState) -> str:
+        """Return why there are no standard errors of many parameters; empty if there are."""
+        return "sampling weights" if state.auxiliary["has_sampling_weights"] else ""
+
+    def _list_directions(self, design: LevelDesign, params: LatentTraitParams) -> SharedDirections:
+        """Return directions that items share, in all parameters, (p, n_directions) each."""
+        found = list_shared_directions(self._stack_forms(params)[:, :-1])
+        by_form, n_scales = np.concatenate(found, axis=2), found.scales.shape[2]
+        moved = design.collect_changes(by_form.reshape(-1, by_form.shape[2]))
+        common = np.eye(design.n_free)[:, design.is_common]
+        scales, rotations = moved[:, :n_scales], moved[:, n_scales:]
+        return SharedDirections(np.column_stack([scales, common]), rotations)
 
     def _choose_form(self, state: FitState) -> str:
         return "sandwich" if state.auxiliary["has_sampling_weights"] else self.errors
@@ -595,6 +633,11 @@ class OrdinalTrait(LatentTrait):
         values["weight_informing"] = np.array(row_weights.sum())
         values |= sum_level_residuals(X, observed, items, posterior, row_weights)
         design = self._get_design(working, params)
+        if "directions" in working:
+            jacobian = self._differentiate_block_forms(design, params, block)
+            along = jacobian @ working["directions"]
+            blocks = sum_level_blocks(X, observed, items, posterior, along, row_weights)
+            return Sums.from_block(block, log_likelihood, {**values, **blocks._asdict()})
         if design.n_free > MAX_PARAMETERS:
             return Sums.from_block(block, log_likelihood, values)
         clusters, places = None, None
@@ -660,10 +703,12 @@ class OrdinalTrait(LatentTrait):
             found |= compute_level_fit_statistics(model, statistics, rank, is_sampled)
         diagnostics = {**state.diagnostics, "fit_statistics": found}
         state = replace(state, params=params, diagnostics=diagnostics)
-        if design.n_free > MAX_PARAMETERS:
-            text = f"no standard errors: more than {MAX_PARAMETERS} parameters"
-            return replace(state, warnings=(*state.warnings, FitWarning(text)))
         form = self._choose_form(state)
+        if design.n_free > MAX_PARAMETERS:
+            if reason := self._explain_missing_errors(state):
+                text = f"no standard errors: more than {MAX_PARAMETERS} parameters and {reason}"
+                return state.with_warnings([FitWarning(text)])
+            form = "louis"
         state = replace(state, diagnostics={**state.diagnostics, "errors": form})
         covariance, is_unknown = self._invert(design, state, statistics, form)
         arrays, unknown = self._collect_errors(design, state, covariance, is_unknown)
@@ -715,9 +760,8 @@ class OrdinalTrait(LatentTrait):
 
     def _invert(
         self, design: LevelDesign, state: FitState, statistics: Sums, form: str
-    ) -> tuple[Array, NDArray[np.bool_]]:
+    ) -> tuple[ItemCovariance, NDArray[np.bool_]]:
         """Return the covariance of all parameters, and which the data do not determine."""
-        information = self._sum_information(design, state, statistics, form)
         constraints = self._list_constraints(design, state.params)
         if constraints is None:
             constraints = self._list_axis_constraints(design, state.params)
@@ -728,6 +772,14 @@ class OrdinalTrait(LatentTrait):
             np.asarray(jacobian[rows].sum(axis=0)) > 0 for rows in (is_left_out, ~is_left_out)
         )
         is_free = is_used | ~is_bound
+        if design.n_free > MAX_PARAMETERS:
+            own = self._sum_item_information(design, state, statistics, constraints)
+            found, is_free_unknown = own.take(is_free).invert()
+            places = scipy.sparse.eye_array(len(is_free), format="csr")[:, np.flatnonzero(is_free)]
+            is_unknown = ~is_free
+            is_unknown[is_free] = is_free_unknown
+            return found.transform(places), is_unknown
+        information = self._sum_information(design, state, statistics, form)
         covariance = np.zeros_like(information)
         is_unknown = np.ones(len(information), np.bool_)
         places = np.ix_(is_free, is_free)
@@ -741,7 +793,43 @@ class OrdinalTrait(LatentTrait):
             if isinstance(statistics, ClusteredSums):
                 middle = statistics.sum_score_products()
             covariance = covariance @ middle @ covariance
-        return covariance, is_unknown
+        return ItemCovariance.from_array(covariance), is_unknown
+
+    def _sum_item_information(
+        self, design: LevelDesign, state: FitState, statistics: Sums, constraints: Array
+    ) -> ItemInformation:
+        """Return the information of each item, and along directions that items share."""
+        values, scale = statistics.values, _compute_scale(statistics)
+        jacobian = self._differentiate_forms(design, state.params)
+        n_parameters = jacobian.shape[1]
+        known = own = self._sum_corrections(design, state, statistics, n_parameters)
+        n_forms = jacobian.shape[0] // design.n_groups
+        for group in range(design.n_groups):
+            J = jacobian[group * n_forms : (group + 1) * n_forms]
+            curvature, variance = (
+                self._join_items(np.reshape(values[name], (design.n_groups, -1))[group], n_forms)
+                for name in ("curvature", "item_variance")
+            )
+            known = known + scale * (J.T @ curvature @ J)
+            own = own + scale * (J.T @ (curvature - variance) @ J)
+        scales, rotations = self._list_directions(design, state.params)
+        shared = scales.T @ (known @ scales) - scale * values["shared_variance"]
+        return ItemInformation(
+            known.diagonal(),
+            own.tocsr(),
+            np.column_stack([scales, rotations]),
+            np.pad(shared, (0, rotations.shape[1])),  # there is none about rotations
+            np.append(design.is_common, np.ones(n_parameters - design.n_free, np.bool_)),
+            constraints,
+        )
+
+    def _join_items(self, flat: Array, n_forms: int) -> Matrix:
+        """Return the matrix with the blocks of items, which follow each other in `flat`."""
+        places = list_form_places(self.n_planes, self.n_components or 1)
+        shapes = [(*own.shape, own.shape[1]) for own in places]
+        parts = np.split(flat, np.cumsum([math.prod(shape) for shape in shapes])[:-1])
+        blocks = [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+        return join_blocks(blocks, places, n_forms)
 
     def _find_without_errors(self, state: FitState) -> Indices:
         """Return the features that have no standard errors because of their estimates."""
@@ -755,9 +843,23 @@ class OrdinalTrait(LatentTrait):
         information = scale * sums["products"]
         if form != "crossproduct":
             information = scale * (sums["curvature"] - sums["spread"]) + information
-        prior = np.zeros(len(information))
-        prior[: design.n_free] = self._get_precision(state.params) * design.n_priors
-        return information + np.diag(prior)
+            corrections = self._sum_corrections(design, state, statistics, len(information))
+        else:
+            corrections = self._sum_prior_information(design, state.params, len(information))
+        return np.asarray(information + corrections)
+
+    def _sum_corrections(
+        self, design: LevelDesign, state: FitState, statistics: Sums, n_parameters: int
+    ) -> Any:
+        """Return what adds to the information of the rows about the forms, (p, p), sparse."""
+        return self._sum_prior_information(design, state.params, n_parameters)
+
+    def _sum_prior_information(
+        self, design: LevelDesign, params: LatentTraitParams, n_parameters: int
+    ) -> Any:
+        prior = np.zeros(n_parameters)
+        prior[: design.n_free] = self._get_precision(params) * design.n_priors
+        return scipy.sparse.diags_array(prior, format="csr")
 
     def _list_axis_constraints(self, design: LevelDesign, params: LatentTraitParams) -> Array:
         """Return the gradients of Σ_i w_ia w_ib for a < b, (q (q − 1) / 2, n_free)."""
@@ -774,7 +876,7 @@ class OrdinalTrait(LatentTrait):
         self,
         design: LevelDesign,
         state: FitState,
-        covariance: Array,
+        covariance: ItemCovariance,
         is_unknown: NDArray[np.bool_],
     ) -> tuple[dict[str, Array], Indices]:
         """Return arrays of standard errors, and the features that have none for lack of data."""
@@ -785,9 +887,9 @@ class OrdinalTrait(LatentTrait):
 
         def compute_errors(linear: Matrix, items: Indices) -> Array:
             """Return the standard errors of linear functions of weights and offsets of forms."""
-            dense = (linear @ J).toarray()
-            variance = np.einsum("ij,jk,ik->i", dense, covariance, dense, optimize=True)
-            is_fixed = ~dense.any(axis=1) | ((dense != 0) @ is_unknown) | is_left_out[items]
+            free = linear @ J
+            variance, size = covariance.compute_variances(free), abs(free)
+            is_fixed = (size.sum(axis=1) == 0) | (size @ is_unknown > 0) | is_left_out[items]
             errors = np.where(is_fixed, np.nan, np.sqrt(np.maximum(variance, 0.0)))
             return np.where(abs(linear) @ ~design.is_known, errors, 0.0)
 

@@ -54,6 +54,7 @@ from pipeline.models.latent_trait.regression_errors import (
     differentiate_theta,
     sum_theta_derivatives,
 )
+from pipeline.models.latent_trait.wide_errors import ItemCovariance
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
 from pipeline.numerics.logistic.lattice_nodes import MAX_MEAN_REACH
@@ -224,36 +225,39 @@ class OrdinalRegression(ConfirmatoryOrdinalTrait):
         constraints = super()._list_constraints(design, params)
         return np.pad(constraints, ((0, 0), (0, self._n_coefficients)))
 
-    def _sum_information(
-        self, design: LevelDesign, state: FitState, statistics: Sums, form: str
-    ) -> Array:
-        """Return the information about φ, μ_g, L_g and Γ for standardized covariates, (p, p)."""
-        information = OrdinalTrait._sum_information(self, design, state, statistics, form)
-        if form == "crossproduct":
-            return information
+    def _explain_missing_errors(self, state: FitState) -> str:
+        return super()._explain_missing_errors(state) or "covariates"
+
+    def _sum_corrections(
+        self, design: LevelDesign, state: FitState, statistics: Sums, n_parameters: int
+    ) -> Any:
+        """Return what adds to the information about φ, μ_g, L_g and Γ, (p, p).
+
+        The covariates are standardized.
+        """
         places, values = self._place_traits(design), statistics.values
-        n = places.n_parameters
-        information[:n, :n] -= sum_second_derivatives(design, places, values["score"])
+        second = sum_second_derivatives(design, places, values["score"]).toarray()
         _, regression = self._get_centred_regression(state.params)
-        return information - sum_theta_derivatives(places, regression, values)
+        total = OrdinalTrait._sum_corrections(self, design, state, statistics, n_parameters)
+        total = total - np.pad(second, (0, n_parameters - places.n_parameters))
+        return total - sum_theta_derivatives(places, regression, values)
 
     def _collect_errors(
         self,
         design: LevelDesign,
         state: FitState,
-        covariance: Array,
+        covariance: ItemCovariance,
         is_unknown: NDArray[np.bool_],
     ) -> tuple[dict[str, Array], Indices]:
         """Return arrays of standard errors, for the covariates as they are."""
         coefficients, _ = get_coefficients(state.params)
         n = self._place_traits(design).n_parameters
         moved = self._differentiate_origin(design, state.params)
-        covariance = moved @ covariance @ moved.T
-        own = slice(0, n)
+        covariance = ItemCovariance.from_array(moved @ covariance.blocks @ moved.T)
         arrays, unknown = super()._collect_errors(
-            design, state, covariance[own, own], is_unknown[own]
+            design, state, covariance.take_first(n), is_unknown[:n]
         )
-        variance = np.where(is_unknown, np.nan, np.diag(covariance))[n:]
+        variance = np.where(is_unknown, np.nan, np.diag(covariance.blocks))[n:]
         errors = np.sqrt(variance).reshape(coefficients.shape)
         return {**arrays, "coefficients_error": errors}, unknown
 

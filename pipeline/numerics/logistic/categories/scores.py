@@ -16,7 +16,7 @@ points of each row too, because their scores are not linear in indicators.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -61,8 +61,10 @@ from pipeline.numerics.logistic.latent_nodes import (
     iter_curve_responsibilities,
 )
 from pipeline.numerics.logistic.trait_scores import (
+    BlockScores,
     HasMoments,
     RowRegression,
+    choose_point_rule,
     compute_point_shares,
     evaluate_polynomials,
     list_degrees,
@@ -186,8 +188,33 @@ def _sum_plane_curvature(
     items: LevelItems, points: Floats, ones: Floats, mass: Floats, is_expected: bool = False
 ) -> scipy.sparse.csc_array:
     """Return the part of `sum_form_curvature` of planes, given counts at points."""
-    eta = items.compute_forms(points)
-    parts = []
+    values, rows, columns = [], [], []
+    width, n_planes = points.shape[1] + 1, len(items.offsets)
+    for planes, curvature in _iter_curvatures(items, points, ones, mass, is_expected):
+        own = place_forms(planes, width)
+        row = np.broadcast_to(own[:, :, None], curvature.shape)
+        values.append(curvature.reshape(-1))
+        rows.append(row.reshape(-1))
+        columns.append(np.broadcast_to(own[:, None], curvature.shape).reshape(-1))
+    shape = (n_planes * width,) * 2
+    if not values:
+        return scipy.sparse.csc_array(shape)
+    places = (np.concatenate(rows), np.concatenate(columns))
+    return scipy.sparse.coo_array((np.concatenate(values), places), shape=shape).tocsc()
+
+
+def place_forms(forms: Indices, width: int) -> Indices:
+    """Return the places of the weights and offsets of forms, (n, m), in v, (n, m width)."""
+    return np.asarray((forms[:, :, None] * width + np.arange(width)).reshape(len(forms), -1))
+
+
+def _iter_curvatures(
+    items: LevelItems, points: Floats, ones: Floats, mass: Floats, is_expected: bool = False
+) -> Iterator[tuple[Indices, Floats]]:
+    """Yield planes of items, (n, m), and their curvatures, (n, m (q + 1), m (q + 1))."""
+    eta, extended = items.compute_forms(points), extend_points(points)
+    width = extended.shape[1]
+    products = (extended[:, :, None] * extended[:, None]).reshape(len(points), -1)
     for alike in iter_alike(items.n_planes):
         own = eta[alike.planes]
         if is_expected:
@@ -198,41 +225,9 @@ def _sum_plane_curvature(
         else:
             counts = count_levels_at_nodes(ones, mass, alike)
             curvature = sum_observed_curvature(counts, own, items.is_cumulative)
-        parts.append((alike.planes, curvature))
-    return _join_curvatures(parts, points, len(eta))
-
-
-def _join_curvatures(
-    curvatures: Sequence[tuple[Indices, Floats]], points: Floats, n_planes: int
-) -> scipy.sparse.csc_array:
-    """Return curvatures of planes in v, sparse, given those in the forms at nodes.
-
-    Parameters
-    ----------
-    curvatures
-        Planes of some items, (n, m), and their curvatures at the nodes, (n, m, m, n_nodes).
-    points
-        The nodes, (n_nodes, q).
-    n_planes
-        Number of planes of all items.
-    """
-    extended = extend_points(points)
-    width = extended.shape[1]
-    products = (extended[:, :, None] * extended[:, None]).reshape(len(points), -1)
-    values, rows, columns = [], [], []
-    for planes, curvature in curvatures:
-        n, m = planes.shape
-        own = (curvature @ products).reshape(n, m, m, width, width)
-        place = planes[:, :, None] * width + np.arange(width)
-        row = np.broadcast_to(place[:, :, None, :, None], own.shape)
-        values.append(own.reshape(-1))
-        rows.append(row.reshape(-1))
-        columns.append(np.broadcast_to(place[:, None, :, None, :], own.shape).reshape(-1))
-    shape = (n_planes * width,) * 2
-    if not values:
-        return scipy.sparse.csc_array(shape)
-    places = (np.concatenate(rows), np.concatenate(columns))
-    return scipy.sparse.coo_array((np.concatenate(values), places), shape=shape).tocsc()
+        n, m = alike.planes.shape
+        of_forms = (curvature @ products).reshape(n, m, m, width, width).swapaxes(2, 3)
+        yield alike.planes, of_forms.reshape(n, m * width, m * width)
 
 
 class LevelScores(NamedTuple):
@@ -523,11 +518,47 @@ def _sum_covariances(
     regression: RowRegression | None,
 ) -> Floats:
     """Sum Cov[s | t_n] of rows times their weights on points of their posteriors."""
-    mean = posterior.mean
-    n_items, (n_planes, q) = len(items.n_planes), items.weights.shape
+    q = items.weights.shape[1]
     rule = gauss_hermite(_POINTS_PER_AXIS[q], q)
-    polynomials = evaluate_polynomials(rule.points)
     total = np.zeros((jacobian.shape[1],) * 2)
+    for part in _iter_deviations(answers, items, posterior, row_weights, regression, rule):
+        flat = jacobian.T @ part.deviations.T
+        total += flat @ flat.T
+    return total
+
+
+class _Deviations(NamedTuple):
+    """Scores of some rows about their means, on points of their posteriors.
+
+    Attributes
+    ----------
+    rows
+        Which rows they are.
+    points, shares
+        The points, (n_rows, n_points, q), and their shares of the posteriors, (n_rows, n_points).
+    deviations
+        Vectors whose products sum to Cov[s | t_n] of the rows times their weights, in the forms of
+        all items and then Θ, (n_vectors, …).
+    """
+
+    rows: slice
+    points: Floats
+    shares: Floats
+    deviations: NDArray[np.float32]
+
+
+def _iter_deviations(
+    answers: RowAnswers,
+    items: LevelItems,
+    posterior: HasMoments,
+    row_weights: Floats,
+    regression: RowRegression | None,
+    rule: Nodes,
+) -> Iterator[_Deviations]:
+    """Yield the deviations of the scores of all rows, some at a time."""
+    mean = posterior.mean
+    n_items, n_planes = len(items.n_planes), len(items.offsets)
+    polynomials = evaluate_polynomials(rule.points)
     size = len(rule.points) * (n_planes + n_items) * int(items.n_planes.max(initial=1))
     n_rows = max(1, _BATCH_ENTRIES // size)
     for start in range(0, len(mean), n_rows):
@@ -549,9 +580,61 @@ def _sum_covariances(
             _, own = score_regression(centred, share, polynomials, covariates)
             deviations = np.concatenate([deviations, own.astype(np.float32)], axis=2)
         deviations *= np.sqrt(row_weights[rows]).astype(np.float32)[:, None, None]
-        flat = jacobian.T @ deviations.reshape(-1, jacobian.shape[0]).T
-        total += flat @ flat.T
-    return total
+        yield _Deviations(rows, x, share, deviations.reshape(-1, deviations.shape[2]))
+
+
+def list_form_places(n_planes: Indices, q: int) -> list[Indices]:
+    """Return the places in v of each item's weights and offsets, (n_items, size) of items alike."""
+    forms = [alike.planes for alike in iter_alike(n_planes)]
+    n_continuous = int(np.count_nonzero(n_planes == 0))
+    if n_continuous:
+        forms.append(n_planes.sum() + np.arange(2 * n_continuous).reshape(-1, 2))
+    return [place_forms(own, q + 1) for own in forms]
+
+
+def sum_level_blocks(
+    X: Answers,
+    observed: Bits | None,
+    items: LevelItems,
+    posterior: HasMoments,
+    directions: Floats,
+    row_weights: Floats,
+) -> BlockScores:
+    """Sum the information of each item, and along directions V that all items share.
+
+    Items are in the order of `list_form_places`, their blocks one after the other, and `directions`
+    are V, (n_forms (q + 1), n_directions). Other parameters are as for `sum_level_scores`.
+    """
+    q, answers = items.weights.shape[1], split_answers(X, observed, items)
+    places = list_form_places(items.n_planes, q)
+    curvature, variance = (
+        [np.zeros((len(own), own.shape[1], own.shape[1])) for own in places] for _ in range(2)
+    )
+    shared, V = np.zeros((directions.shape[1],) * 2), directions.astype(np.float32)
+    rule = choose_point_rule(len(items.offsets), q)
+    for part in _iter_deviations(answers, items, posterior, row_weights, None, rule):
+        for total, own in zip(variance, places, strict=True):
+            by_item = part.deviations[:, own].transpose(1, 2, 0)
+            total += by_item @ by_item.swapaxes(1, 2)
+        along = part.deviations @ V
+        shared += along.T @ along
+        shares = (part.shares * row_weights[part.rows, None]).reshape(-1)
+        counts = np.repeat(answers.levels[part.rows].T, part.shares.shape[1], axis=1) * shares
+        by_plane = _accumulate_levels(counts, items.n_planes)
+        found = _iter_curvatures(items, part.points.reshape(len(shares), -1), *by_plane)
+        for total, (_, own_curvature) in zip(curvature, found, strict=False):
+            total += own_curvature
+    if items.gaussians is not None:
+        moments = posterior.mean, posterior.covariance
+        sums = sum_gaussian_moments(answers.values, answers.mask, *moments, row_weights)
+        curvature[-1] += sum_gaussian_curvature(items.gaussians, sums, is_expected=False)
+    return BlockScores(
+        *(
+            np.concatenate([total.reshape(-1) for total in parts])
+            for parts in (curvature, variance)
+        ),
+        shared,
+    )
 
 
 def _iter_shares(
