@@ -217,8 +217,9 @@ class LatentTrait(Model):
         Standard errors from the observed information (`louis`), from the products of scores
         (`crossproduct`, always used above 3 components), from both (`sandwich`, also right if the
         model is wrong, and always used for rows with sampling weights), or `none`. With more than
-        3,000 parameters they are always `louis`. The variational and sampling fits have none,
-        because their own error is larger.
+        3,000 parameters they are `louis`, computed by item, for up to 3 components; a warning
+        names fits that have none. The variational and sampling fits have none, because their own
+        error is larger.
     max_iter
         Maximum number of passes of a stage. There is a stage for each number of components,
         estimator and density of nodes.

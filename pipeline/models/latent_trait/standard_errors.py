@@ -539,7 +539,7 @@ def _invert_by_item(
         (J.T @ np.column_stack([scales, rotations])) / J.sum(axis=0)[:, None],
         np.pad(shared, (0, rotations.shape[1])),  # there is none about rotations
         J.sum(axis=0) > 1,
-        list_axis_constraints(weights).reshape(-1, n) @ J,
+        np.asarray(list_axis_constraints(weights).reshape(-1, n) @ J),
     )
     is_free = J[np.flatnonzero(np.repeat(~fixed, q + 1))].sum(axis=0) > 0
     covariance = np.full((n_features, q + 1, q + 1), np.nan)

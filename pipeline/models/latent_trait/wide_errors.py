@@ -110,14 +110,16 @@ class ItemCovariance(NamedTuple):
         """Return the covariances of sets of estimates, (n_sets, size) → (n_sets, size, size)."""
         factors = self.factors[places]
         own = take_entries(self.blocks, places)
-        return own + np.einsum("iak,kl,ibl->iab", factors, self.core, factors, optimize=True)
+        along = np.einsum("iak,kl,ibl->iab", factors, self.core, factors, optimize=True)
+        return np.asarray(own + along)
 
 
 def take_entries(matrix: Any, places: Indices) -> Array:
     """Return blocks of a matrix, dense or sparse, (n_sets, size, size)."""
     n, size = places.shape
     rows, columns = np.repeat(places, size, axis=1).ravel(), np.tile(places, size).ravel()
-    return np.asarray(matrix[rows, columns], dtype=np.float64).reshape(n, size, size)
+    found = np.asarray(matrix[rows, columns]) if rows.size else np.zeros(0)
+    return found.reshape(n, size, size)
 
 
 def join_blocks(
@@ -170,13 +172,29 @@ class ItemInformation(NamedTuple):
             self.constraints[:, places],
         )
 
+    def _hold_common(self) -> ItemInformation:
+        """Return information about the constraints of common parameters, which changes nothing.
+
+        Without it, D is singular if items with other scales of the traits are the same.
+        """
+        K = self.constraints[~self.constraints[:, ~self.is_common].any(axis=1)]
+        sizes = (K**2).sum(axis=1)
+        K = K * np.sqrt(K**2 @ np.abs(self.own.diagonal()))[:, None] / sizes[:, None]
+        along, rows = K @ self.directions, scipy.sparse.csr_array(K)
+        return self._replace(own=self.own + rows.T @ rows, shared=self.shared + along.T @ along)
+
     def invert(self) -> tuple[ItemCovariance, NDArray[np.bool_]]:
         """Return the covariance of the estimates, and which of them the data do not determine."""
+        try:
+            return self._hold_common()._invert()
+        except np.linalg.LinAlgError:  # the items do not determine what they have in common
+            n = len(self.known)
+            return ItemCovariance(self.own, np.zeros((n, 0)), np.zeros((0, 0))), np.ones(
+                n, np.bool_
+            )
+
+    def _invert(self) -> tuple[ItemCovariance, NDArray[np.bool_]]:
         inverses, is_unknown = self._invert_own()
-        if is_unknown.all():
-            return ItemCovariance(
-                self.own, np.zeros((len(self.known), 0)), np.zeros((0, 0))
-            ), is_unknown
         common = np.flatnonzero(self.is_common)
         # D⁻¹ is that of the blocks, plus `border @ core @ border.T`.
         border = -(inverses @ self.own[:, common].toarray())

@@ -775,10 +775,10 @@ class OrdinalTrait(LatentTrait):
         if design.n_free > MAX_PARAMETERS:
             own = self._sum_item_information(design, state, statistics, constraints)
             found, is_free_unknown = own.take(is_free).invert()
-            places = scipy.sparse.eye_array(len(is_free), format="csr")[:, np.flatnonzero(is_free)]
+            to_all = scipy.sparse.eye_array(len(is_free), format="csr")[:, np.flatnonzero(is_free)]
             is_unknown = ~is_free
             is_unknown[is_free] = is_free_unknown
-            return found.transform(places), is_unknown
+            return found.transform(to_all), is_unknown
         information = self._sum_information(design, state, statistics, form)
         covariance = np.zeros_like(information)
         is_unknown = np.ones(len(information), np.bool_)

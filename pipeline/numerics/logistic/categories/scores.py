@@ -628,13 +628,8 @@ def sum_level_blocks(
         moments = posterior.mean, posterior.covariance
         sums = sum_gaussian_moments(answers.values, answers.mask, *moments, row_weights)
         curvature[-1] += sum_gaussian_curvature(items.gaussians, sums, is_expected=False)
-    return BlockScores(
-        *(
-            np.concatenate([total.reshape(-1) for total in parts])
-            for parts in (curvature, variance)
-        ),
-        shared,
-    )
+    flat = [np.concatenate([own.reshape(-1) for own in total]) for total in (curvature, variance)]
+    return BlockScores(flat[0], flat[1], shared)
 
 
 def _iter_shares(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.special import expit
 
@@ -16,6 +19,7 @@ from pipeline.models.latent_trait.em import (
     make_params,
     turn_to_principal_axes,
 )
+from pipeline.models.latent_trait.levels import model as levels_model
 from pipeline.models.latent_trait.model import LatentTrait
 from tests.pipeline.models.latent_trait.test_model import fitted
 from tests.support.strategies import DenseData, make_memory_rows
@@ -80,6 +84,100 @@ def test_errors_of_many_items_are_those_of_the_full_information(
     np.testing.assert_array_equal(wide.weights, full.weights)
     np.testing.assert_allclose(wide.weights_error, full.weights_error, rtol=0.02)
     np.testing.assert_allclose(wide.offsets_error, full.offsets_error, rtol=0.02)
+
+
+def test_errors_of_many_equal_slopes_are_those_of_the_full_information(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    X, *_ = drawn(60, 1, 300)
+    settings: dict[str, Any] = {"n_components": 1, "equal_slopes": "yes"}
+    settings |= {"constant_features": "pin"}
+    full = fitted(X, **settings).params
+    monkeypatch.setattr(standard_errors, "MAX_PARAMETERS", 50)
+    wide = fitted(X, **settings).params
+    np.testing.assert_allclose(wide.weights_error, full.weights_error, rtol=0.02)
+    np.testing.assert_allclose(wide.offsets_error, full.offsets_error, rtol=0.02)
+
+
+def draw_levels(n_levels: list[int], q: int, n_rows: int, n_continuous: int = 0) -> lb.Dataset:
+    """Return ordered items that measure one trait each, and measurements, in three groups."""
+    rng = np.random.default_rng(q)
+    eta = rng.standard_normal((n_rows, q))[:, np.arange(len(n_levels)) % q]
+    eta = eta * rng.uniform(1, 2, len(n_levels)) + rng.logistic(size=eta.shape)
+    Y = [
+        (column[:, None] > np.sort(rng.normal(0, 1, m - 1))).sum(axis=1)
+        for column, m in zip(eta.T, n_levels, strict=True)
+    ]
+    levels = {f"x{i}": [*range(m)] for i, m in enumerate(n_levels)}
+    numbers = eta[:, :n_continuous] + rng.standard_normal((n_rows, n_continuous))
+    continuous = [f"y{i}" for i in range(n_continuous)]
+    return lb.from_numpy(
+        np.column_stack([*Y, numbers]),
+        [*levels, *continuous],
+        levels=levels,
+        continuous=continuous,
+        keep={"group": rng.choice(["a", "b", "c"], n_rows), "w": rng.uniform(1, 2, n_rows)},
+    )
+
+
+_MATRIX = pytest.mark.matrix
+
+
+@pytest.mark.parametrize(
+    ("data", "settings"),
+    [
+        (([2, 4, 5] * 10, 1, 300), {}),
+        (([4] * 30, 1, 300), {"items": "rating-scale", "equal_slopes": "yes"}),
+        pytest.param(([3] * 40, 1, 300), {"items": "nominal"}, marks=_MATRIX),
+        pytest.param(([3] * 40, 1, 300), {"items": "partial-credit"}, marks=_MATRIX),
+        pytest.param(([3] * 40, 1, 300), {"equal_slopes": "yes"}, marks=_MATRIX),
+        pytest.param(([3] * 40, 1, 300), {"prior_precision": 1.0}, marks=_MATRIX),
+        pytest.param(([3] * 40, 1, 600, 5), {}, marks=_MATRIX),
+        pytest.param(([3] * 40, 2, 600), {"components": 2}, marks=_MATRIX),
+        pytest.param(([3] * 40, 1, 600), {"group": "group"}, marks=_MATRIX),
+        pytest.param(
+            ([3] * 40, 1, 600), {"group": "group", "invariance": "configural"}, marks=_MATRIX
+        ),
+    ],
+)
+def test_errors_of_many_ordered_items_are_those_of_the_full_information(
+    data: tuple[Any, ...], settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset, settings = draw_levels(*data), {"components": 1, **settings}
+    full = lb.fit(dataset, "latent-trait", **settings)
+    monkeypatch.setattr(levels_model, "MAX_PARAMETERS", 20)
+    wide = lb.fit(dataset, "latent-trait", **settings)
+    assert wide.warnings == full.warnings
+    names = [name for name in vars(full.params) if name.endswith("_error")]
+    for name in names:
+        if (expected := getattr(full.params, name)) is not None:
+            found = getattr(wide.params, name)
+            np.testing.assert_allclose(found, expected, rtol=0.03, err_msg=name)
+
+
+@pytest.mark.matrix
+def test_errors_of_many_items_of_a_pattern_are_nearly_those_of_the_full_information(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dataset = draw_levels([3] * 40, 2, 400)
+    items = np.arange(40) % 2
+    names = [f"x{i}" for i in range(40)]
+    pattern = pd.DataFrame({"feature": names, "a": 1 - items, "b": items})
+    full = lb.fit(dataset, "latent-trait", pattern=pattern).params
+    monkeypatch.setattr(levels_model, "MAX_PARAMETERS", 20)
+    wide = lb.fit(dataset, "latent-trait", pattern=pattern).params
+    for name in ("weights_error", "offsets_error", "trait_covariance_error"):
+        np.testing.assert_allclose(getattr(wide, name), getattr(full, name), rtol=0.06)
+
+
+def test_many_ordered_items_with_sampling_weights_have_no_errors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(levels_model, "MAX_PARAMETERS", 5)
+    dataset = draw_levels([3] * 6, 1, 200)
+    fitted = lb.fit(dataset, "latent-trait", components=1, weight="w", weights="sampling")
+    assert fitted.params.weights_error is None
+    assert "no standard errors: more than 5 parameters and sampling weights" in fitted.warnings
 
 
 @pytest.mark.slow
