@@ -88,7 +88,8 @@ class RoleOptions(TypedDict, total=False):
         Repeatable,
         Option(
             group=VALUES,
-            help="Another text that means missing, besides empty, NA, NaN, null. Repeatable.",
+            help="Another text that means missing, besides empty, ?, NA, N/A, NaN, none, null. "
+            "Repeatable.",
         ),
     ]
     threshold: Annotated[

@@ -807,7 +807,7 @@ class OrdinalTrait(LatentTrait):
         for group in range(design.n_groups):
             J = jacobian[group * n_forms : (group + 1) * n_forms]
             curvature, variance = (
-                self._join_items(np.reshape(values[name], (design.n_groups, -1))[group], n_forms)
+                self._join_items(design, np.reshape(values[name], (design.n_groups, -1))[group])
                 for name in ("curvature", "item_variance")
             )
             known = known + scale * (J.T @ curvature @ J)
@@ -823,13 +823,13 @@ class OrdinalTrait(LatentTrait):
             constraints,
         )
 
-    def _join_items(self, flat: Array, n_forms: int) -> Matrix:
+    def _join_items(self, design: LevelDesign, flat: Array) -> Matrix:
         """Return the matrix with the blocks of items, which follow each other in `flat`."""
-        places = list_form_places(self.n_planes, self.n_components or 1)
+        places = list_form_places(self.n_planes, design.n_components)
         shapes = [(*own.shape, own.shape[1]) for own in places]
         parts = np.split(flat, np.cumsum([math.prod(shape) for shape in shapes])[:-1])
         blocks = [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
-        return join_blocks(blocks, places, n_forms)
+        return join_blocks(blocks, places, len(design.constant) // design.n_groups)
 
     def _find_without_errors(self, state: FitState) -> Indices:
         """Return the features that have no standard errors because of their estimates."""
