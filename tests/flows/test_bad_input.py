@@ -382,9 +382,10 @@ def test_a_column_that_is_not_there(refused, tmp_path):
 
 
 def test_append_with_other_features(refused, dataset, tmp_path):
-    text(tmp_path / "x.csv", "a,b\n0,1\n1,0\n")
     append = ("ingest", "x.csv", "--dataset", dataset, "--append")
+    text(tmp_path / "x.csv", "f0,b\n0,1\n1,0\n")
     assert "--absent-features missing" in refused(*append)
+    text(tmp_path / "x.csv", "a,b\n0,1\n1,0\n")
     options = ("--absent-features", "missing", "--new-features", "ignore")
     assert "x.csv has no column of a feature of" in refused(*append, *options)
 
