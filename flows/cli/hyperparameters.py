@@ -29,6 +29,7 @@ from pipeline.models.registry import (
 )
 from pipeline.models.settings import describe_settings, describe_type, list_hyperparameters
 from storage.named_values import collect_values
+from storage.numbers import parse_float
 
 if TYPE_CHECKING:
     from pipeline.models.base import Model
@@ -143,7 +144,7 @@ def _parse_components(value: int | str) -> int | None:
     if value == AUTO:
         return None
     try:
-        return int(value)
+        return value if isinstance(value, int) else int(_parse_value(value, int))
     except ValueError:
         message = f"{{components}} is {value!r}, but should be a whole number or auto."
         raise FitError(message) from None
@@ -192,6 +193,8 @@ def _parse_value(text: str, kind: Any) -> Any:
         if text.lower() not in _TRUTH_VALUES:
             raise ValueError
         return _TRUTH_VALUES[text.lower()]
+    if kind in (int, float) and parse_float(text) is None:  # Python also reads 1_000
+        raise ValueError
     return kind(text)
 
 

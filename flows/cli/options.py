@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -11,6 +12,7 @@ from cyclopts import Group, Parameter, Token
 from typing_extensions import TypedDict  # pydantic rejects typing.TypedDict before Python 3.12
 
 from storage.errors import DataError
+from storage.numbers import parse_float
 
 if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
@@ -38,13 +40,21 @@ Repeatable = Annotated[tuple[str, ...], Option(negative="")]
 
 def _parse_whole_number(kind: object, tokens: Sequence[Token]) -> int:
     """Parse a whole number strictly; Cyclopts itself would round 2.7 to 3."""
-    try:
-        return int(tokens[0].value)
-    except ValueError:
-        raise ValueError(f"{tokens[0].value!r} is not a whole number.") from None
+    text = tokens[0].value
+    with suppress(ValueError):
+        if parse_float(text) is not None:  # Python also reads 1_000
+            return int(text)
+    raise ValueError(f"{text!r} is not a whole number.")
+
+
+def _parse_number(kind: object, tokens: Sequence[Token]) -> float:
+    if (number := parse_float(tokens[0].value)) is None:
+        raise ValueError(f"{tokens[0].value!r} is not a number.")
+    return number
 
 
 WholeNumber = Annotated[int, Option(converter=_parse_whole_number)]
+Number = Annotated[float, Option(converter=_parse_number)]
 Split = Annotated[
     str | None, Option(group=DATA, help="Use only rows whose `split` column has this value.")
 ]

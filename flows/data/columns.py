@@ -12,7 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import TypedDict  # pydantic rejects typing.TypedDict before Python 3.12
 
-from flows.cli.options import FEATURES, ROWS, VALUES, Option, Repeatable, Switch, WholeNumber
+from flows.cli.options import (
+    FEATURES,
+    ROWS,
+    VALUES,
+    Number,
+    Option,
+    Repeatable,
+    Switch,
+    WholeNumber,
+)
 from flows.data.collapse import FREQUENCY
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
@@ -93,7 +102,7 @@ class RoleOptions(TypedDict, total=False):
         ),
     ]
     threshold: Annotated[
-        float, Option(group=VALUES, help="Binarise numbers: 1 if the value is greater than T.")
+        Number, Option(group=VALUES, help="Binarise numbers: 1 if the value is greater than T.")
     ]
     genotypes: Annotated[
         Genotypes,

@@ -13,6 +13,7 @@ from flows.cli.options import (
     RUN,
     DatasetName,
     ExecutorOptions,
+    Number,
     Option,
     Repeatable,
     Resume,
@@ -133,7 +134,7 @@ class FitOptions:
         bool, Switch, Option(group=RUN, help="Start from the latest fit of an iterative model.")
     ] = False
     drift_limit: Annotated[
-        float | None,
+        Number | None,
         Option(
             group=RUN,
             help="Exit with 3 if correlations move by more beyond chance.",

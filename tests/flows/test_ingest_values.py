@@ -146,3 +146,13 @@ def test_the_encoding_is_recorded_and_used_for_appended_files(plain_cli, tmp_pat
     assert dataset.feature_names == ("Größe", "b")
     ids = dataset.column("id").tolist()
     assert ids == ["ä", "ö", "ü", "ß"]
+
+
+@pytest.mark.parametrize("text", ["1_0", "１", "infinity"])
+def test_options_are_plain_numbers(plain_cli, calls, text):
+    for option, noun in (("--threshold", "a number"), ("--segments", "a whole number")):
+        refused = plain_cli("ingest", "calls.csv", "--dataset", "d.zarr", option, text)
+        assert f"{option}: {text!r} is not {noun}" in refused.check_refused()
+    for options in (("--components", text), ("--set", f"max_iter={text}"), ("--seed", text)):
+        line = ("fit", "--dataset", "d.zarr", "--model", "rbm", *options)
+        assert repr(text) in plain_cli(*line).check_refused()
