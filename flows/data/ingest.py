@@ -212,8 +212,10 @@ def _find_ignored_features(sources: Sequence[Any], job: IngestJob) -> tuple[str,
     new = tuple(name for name in sources[0].feature_names if name not in known)
     if new and rule == "refuse":
         many = f" (in all, {len(new):,} are not)" if len(new) > 1 else ""
+        # Aligned sources have the features of all.
+        owner = next(s for s in sources if new[0] in getattr(s, "source", s).feature_names)
         raise DataError(
-            f"{', '.join(source.path for source in sources[:3])}: {new[0]!r} is not a feature of "
+            f"{owner.path}: {new[0]!r} is not a feature of "
             f"{base.path}{many}. Use {{new_features=add}} or {{new_features=ignore}}, or leave it "
             f"out with {{drop={new[0]}}}."
         )
@@ -400,14 +402,14 @@ def _open_sources(
             own = {n: value_map.levels for n, value_map in source.options.feature_maps.items()}
             options = replace(options, feature_maps=make_feature_maps(own))
         sources.append(source)
-    sources = _align_features(sources, base, append.absent_features == "missing")
+    sources = _align_features(sources, base, append)
     for source in sources:
         _check_same_columns(sources[0], source)
     return sources
 
 
 def _align_features(
-    sources: Sequence[Any], base: BinaryDataset | None, may_lack: bool
+    sources: Sequence[Any], base: BinaryDataset | None, append: AppendRules
 ) -> list[Any]:
     """Give all sources the same features in the same order: those of the dataset, then new ones.
 
@@ -425,11 +427,14 @@ def _align_features(
                 f"{source.path} has no column of a feature of {base.path}, such as "
                 f"{base.feature_names[0]!r}. Check the names in its first line."
             )
-        if base is not None and absent and not may_lack:
+        if base is not None and append.new_features != "add":  # new ones are refused or left out
+            absent = [name for name in base.feature_names if name not in own]
+        if base is not None and absent and append.absent_features == "refuse":
             many = f" (in all, {len(absent):,} are absent)" if len(absent) > 1 else ""
+            place = base.path if absent[0] in base.feature_names else "the other files"
             raise DataError(
                 f"{source.path}: there is no column for the feature {absent[0]!r} of "
-                f"{base.path}{many}. Add it; its values may be missing. Or use "
+                f"{place}{many}. Add it; its values may be missing. Or use "
                 "{absent_features=missing}."
             )
         is_alike = base is not None or own == names.keys()

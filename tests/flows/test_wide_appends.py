@@ -90,6 +90,10 @@ def test_new_columns_follow_the_option(cli, kind: str) -> None:
     message = cli("ingest", path, "--dataset", "d.zarr", "--append").check_refused()
     assert f"{path}: 'z' is not a feature of" in message
     assert "(in all, 2 are not). Use --new-features add or --new-features ignore" in message
+    both = ("ingest", f"a.{kind}", path, "--dataset", "d.zarr", "--append")
+    assert f"{path}: 'z' is not a feature of" in cli(*both).check_refused()
+    message = cli(*both, "--new-features", "add").check_refused()
+    assert f"a.{kind}: there is no column for the feature 'z' of the other files" in message
     ignored = ingest(cli, path, "--append", "--new-features", "ignore")
     assert ignored["features_ignored"] == ["z", "a"]
     added = ingest(cli, path, "--append", "--new-features", "add")
