@@ -166,6 +166,8 @@ def test_density_of_all_models(name: str) -> None:
     flat = score(name, independence(name))
     score(name, mixture(20))
     score(name, trait(2))
+    score(name, TreeMixture(20))
+    score(name, HiddenTree(states=16))
     machine = score(name, RestrictedBoltzmannMachine(50))
     assert machine.test - 3 * machine.error > flat.test
 
