@@ -33,6 +33,7 @@ from pipeline.data.batches import (
     list_columns,
     open_array,
     open_frame,
+    translate_read_errors,
 )
 from pipeline.data.datasets import MemoryDataset, make_memory_dataset
 from pipeline.data.features import (
@@ -445,7 +446,9 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         """Check X as scikit-learn does; `has_levels` says that values may be texts."""
         options: dict[str, Any] = {"reset": is_fit}
         if is_lazy_frame(X):
-            validate_data(self, X.head(0).collect(), **options, skip_check_array=True)
+            with translate_read_errors("X"):
+                header = X.head(0).collect()
+            validate_data(self, header, **options, skip_check_array=True)
             rows = open_frame(X, list_columns(X))
         elif self.binarize is None and _list_categories(X):
             validate_data(self, X, **options, skip_check_array=True)

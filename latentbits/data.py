@@ -36,7 +36,7 @@ def make_dataset(data: Any, features: Sequence[Feature] = ()) -> Dataset:
     `features` are those of a fit: the values of features with these names are matched with their
     levels. They also name the features of an array that has as many, or has a column per plane.
     """
-    if hasattr(data, "make_reader"):
+    if hasattr(type(data), "make_reader"):  # not of an object that has every attribute
         dataset: Dataset = data
         return dataset
     if isinstance(data, str | Path):

@@ -25,6 +25,7 @@ from flows.running.resources import check_memory, find_memory_limit
 from latentbits.data import make_dataset
 from latentbits.fitted import Evaluation, Fitted, FittedEstimator, LatentCodes, find_fitted
 from latentbits.items import read_items
+from pipeline.data.batches import translate_read_errors
 from pipeline.data.blocks import RowSource
 from pipeline.data.covariates import code_rows, list_columns, read_covariates
 from pipeline.data.datasets import Dataset, MemoryDataset
@@ -44,6 +45,7 @@ from pipeline.data.matching import (
     map_fitted_segments,
 )
 from pipeline.data.plane_views import cut_levels, view_as_fitted
+from pipeline.data.tables import list_names, wrap_frame
 from pipeline.data.weights import RowWeights, WeightKind, weigh_rows
 from pipeline.errors import FitError, format_suggestion
 from pipeline.evaluation.class_outcomes import (
@@ -120,6 +122,7 @@ from pipeline.random import RowRandom
 from pipeline.statistics.labels import list_columns_to_read
 from pipeline.statistics.linkage import Linkage
 from pipeline.statistics.sums import Statistics
+from storage.stores.local_path import check_local_path
 
 if TYPE_CHECKING:
     from storage.stores.locations import AnyPath
@@ -291,7 +294,7 @@ def fit_with_argument_names(
         settings, items = {**settings, "items": items}, None
     with _translate_errors(dataset, argument_names):
         built = _build_model(model, components, settings)
-        cuts = [cut] if isinstance(cut, str) else cut
+        cuts = [cut] if isinstance(cut, str) else list_names(cut, "cut")
         uncut, dataset = dataset, cut_levels(dataset, cuts)
         split_levels = {**find_cut_levels(uncut, dataset), **find_split_levels(built, dataset)}
         dataset = split_levels_for(built, dataset)
@@ -304,8 +307,8 @@ def fit_with_argument_names(
                     f"{type(value).__name__}. Keep the values in the dataset by the argument keep "
                     "of from_numpy or from_dataframe."
                 )
-        if isinstance(covariates, str):
-            raise FitError("{covariates} must be a list of names of per-row columns, not a text.")
+        if covariates is not None:
+            covariates = list_names(covariates, "covariates")
         measured = measure_row_weights(built, dataset, split, weight, weights, psu)
         coding = measure_row_covariates(built, dataset, split, covariates, measured)
         known_items, known = None, None
@@ -324,7 +327,7 @@ def fit_with_argument_names(
             dataset = dataset if group is None else dataset.segment_by(group)
             groups = list_groups(dataset, split, measured)
         built = built.with_structure(Structure(groups, features, known, loadings, coding))
-        orient = (orient,) if isinstance(orient, str) else tuple(orient)
+        orient = (orient,) if isinstance(orient, str) else tuple(list_names(orient, "orient"))
         has_items = known_items is not None
         poles = prepare_poles(orient, built, dataset, split, has_known_items=has_items)
         dataset = dataset.with_covariates(coding)
@@ -693,10 +696,9 @@ def _relate_classes(
 ) -> dict[str, Any]:
     """Compare columns between the classes of a mixture, with the weights of its fit."""
     check_is_mixture(fitted.model)
-    if isinstance(outcomes, str) or correction not in get_args(Correction):
-        choices = ", ".join(get_args(Correction))
-        raise FitError(f"outcomes must be a list of columns, and correction one of {choices}.")
-    columns = tuple(dict.fromkeys(outcomes))
+    if correction not in get_args(Correction):
+        raise FitError(f"correction must be one of {', '.join(get_args(Correction))}.")
+    columns = tuple(dict.fromkeys(list_names(outcomes, "outcomes")))
     dataset.check_columns(columns)
     texts, numbers = split_outcome_columns(columns, dataset)
     check_are_no_covariates(columns, dataset.covariates)
@@ -735,12 +737,20 @@ def _build_model(name: str, components: int | str | None, settings: Mapping[str,
     if components is not None:
         values["n_components"] = components
     values = add_fixed_settings(name, values)
-    values = {
-        key: None if value == "auto" and can_be_none(kind, key) else value
-        for key, value in values.items()
-    }
+    values = {key: _copy_to_tuple(key, value) for key, value in values.items()}
+    for key, value in values.items():
+        if isinstance(value, str) and value == "auto" and can_be_none(kind, key):
+            values[key] = None
     check_types(kind, values)
     return kind(**values)
+
+
+def _copy_to_tuple(name: str, value: Any) -> Any:
+    """Return the items of a list or an array, and other values as they are."""
+    if not isinstance(value, list | np.ndarray):
+        return value
+    with translate_read_errors(name):
+        return tuple(value if isinstance(value, list) else value.ravel().tolist())
 
 
 def _read_pattern(pattern: Any, features: Sequence[str]) -> LoadingPattern:
@@ -748,18 +758,11 @@ def _read_pattern(pattern: Any, features: Sequence[str]) -> LoadingPattern:
     if isinstance(pattern, str | PathLike):
         from flows.data.parameter_tables import read_parameter_table  # imports what reads files
 
-        columns = read_parameter_table(Path(pattern), "pattern")
+        columns = read_parameter_table(check_local_path(Path(pattern)), "pattern")
         return make_loading_pattern(columns, features, str(pattern))
-    import narwhals as nw  # only data frames need it
-
-    try:
-        frame = nw.from_native(pattern, eager_only=True)
-    except TypeError:
-        raise FitError(
-            f"{{pattern}} must be a path or a data frame, but is a {type(pattern).__name__}.",
-            parameter="pattern",
-        ) from None
-    columns = {name: frame[name].to_list() for name in frame.columns}
+    frame = wrap_frame(pattern, "{pattern} must be a path or a data frame.")
+    with translate_read_errors("pattern"):
+        columns = {name: frame[name].to_list() for name in frame.columns}
     return make_loading_pattern(columns, features, "the table")
 
 

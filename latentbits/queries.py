@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from latentbits.fitted import Fitted, FittedEstimator, find_fitted
 from pipeline.data.matching import find_segment_index, map_fitted_segments
+from pipeline.data.tables import list_names
+from pipeline.errors import FitError
 from pipeline.inference.query import SEGMENT_REMEDY, QueryAnswer, answer_query, make_query
 
 if TYPE_CHECKING:
@@ -61,7 +63,9 @@ def query(
     >>> pd.DataFrame(answer)  # doctest: +SKIP
     """
     own = find_fitted(fitted)
-    names = [of] if isinstance(of, str) else of
+    names = [of] if isinstance(of, str) else list_names(of, "of")
+    if not isinstance(given, Mapping | None):
+        raise FitError(f"given must be a dictionary of values, but is a {type(given).__name__}.")
     checked = make_query(own.features, given or {}, names, joint=joint)
     index = None
     if segment is not None:

@@ -16,6 +16,7 @@ from pipeline.data.features import Feature
 from pipeline.data.plane_views import view_as_fitted
 from pipeline.errors import FitError, format_suggestion
 from pipeline.inference.from_artifact import LoadedModel
+from storage.stores.local_path import check_local_path
 
 if TYPE_CHECKING:
     from flows.report.figures.marks import Figure
@@ -42,7 +43,7 @@ class ReportPage:
 
     def save(self, path: str | Path) -> None:
         """Write the page to a file."""
-        Path(path).write_text(self.html, encoding="utf-8", errors="replace")
+        check_local_path(Path(path)).write_text(self.html, encoding="utf-8", errors="replace")
 
     def __repr__(self) -> str:
         return "\n".join(("ReportPage", *(f"  {sentence}" for sentence in self.findings)))
@@ -77,7 +78,7 @@ class Picture:
         kind = Path(path).suffix.removeprefix(".").lower()
         if kind not in ("png", "svg", "pdf"):
             raise FitError(f"The path is {str(path)!r}, but must end in .png, .svg or .pdf.")
-        Path(path).write_bytes(self._render(kind))
+        check_local_path(Path(path)).write_bytes(self._render(kind))
 
     def __repr__(self) -> str:
         return f"{self.title}. {self.note}".strip()

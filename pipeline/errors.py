@@ -165,7 +165,8 @@ class FitError(ValueError):
         parameter: str | None = None,
     ) -> None:
         self.message = FitWarning(text, _to_tuple(features), _to_tuple(segments), parameter)
-        super().__init__(self.message.render())
+        message = self.message.render()
+        super().__init__(" ".join(message.split()) if "\n" in message else message)
 
     @classmethod
     def from_message(cls, message: FitWarning) -> Self:

@@ -31,7 +31,8 @@ class DataError(ValueError):
 
     def __init__(self, text: str, *, parameter: str | None = None) -> None:
         self.text, self.parameter = text, parameter
-        super().__init__(self.render(_spell_in_python))
+        message = self.render(_spell_in_python)
+        super().__init__(" ".join(message.split()) if "\n" in message else message)
 
     def render(self, spell: Callable[[str, str | None], str]) -> str:
         """Return the message; `spell` takes a parameter's name and the value suggested, if any."""

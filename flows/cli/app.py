@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from cyclopts.help import HelpEntry, HelpPanel
     from rich.console import Console, ConsoleOptions
 
+_MAX_LINE = 1600
 _HELP_WIDTH, _NAMES_WIDTH, _MAX_CHOICES = 79, 24, 6
 DONE, FAILED, BAD_INPUT, ALERT, INTERRUPTED = 0, 1, 2, 3, 130
 _EXIT_CODES = "Exit codes: 0 done, 1 failure, 2 bad input, {}130 interrupted.\n"
@@ -159,6 +160,8 @@ def _describe_misuse(error: CycloptsError) -> str:
 def _exit_with_message(code: int, message: str) -> NoReturn:
     """Print one line without control characters, and exit."""
     line = "".join(c if c.isprintable() else "?" for c in " ".join(message.split()))
+    if len(line) > _MAX_LINE:  # of a very long value; the remedy is at the end
+        line = f"{line[: _MAX_LINE // 2]} … {line[-_MAX_LINE // 2 :]}"
     if is_logging_json():
         log.error(line, extra={"fields": {"exit_code": code}})
     else:

@@ -13,6 +13,7 @@ from typing_extensions import TypedDict  # pydantic rejects typing.TypedDict bef
 
 from storage.errors import DataError
 from storage.numbers import parse_float
+from storage.stores.local_path import check_local_path
 
 if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
@@ -146,4 +147,4 @@ def parse_local_path(text: str) -> Path:
     if "://" in text:
         url = re.sub("//[^/]*@", "//", text.partition("?")[0])  # without credentials
         raise DataError(f"{url} is a URL, but only a local path works here.")
-    return Path(text)
+    return check_local_path(Path(text))

@@ -12,6 +12,7 @@ from flows.data.parameter_tables import read_parameter_table
 from pipeline.models.known_items import KnownItems, get_fitted_items, parse_known_items
 from storage.errors import DataError
 from storage.sources.value_codes import MISSING_TOKENS
+from storage.stores.local_path import check_local_path
 from storage.stores.locations import parse_path
 from storage.stores.object_path import is_url
 
@@ -35,7 +36,7 @@ def read_known_items(name: str) -> KnownItems:
         If the table lacks columns, has items twice or values that are not numbers, or the artifact
         is of another model.
     """
-    if not name.endswith(_TABLES) and (is_url(name) or Path(name).is_dir()):
+    if not name.endswith(_TABLES) and (is_url(name) or check_local_path(Path(name)).is_dir()):
         fitted = load_fitted_model(parse_path(name))
         source = str(fitted.artifact.path.resolve())
         names = fitted.feature_names

@@ -9,6 +9,7 @@ from typing import Any
 
 from storage.errors import DataError
 from storage.sources.text import read_text
+from storage.stores.local_path import check_is_no_pipe
 
 
 def read_parameter_table(path: Path, parameter: str) -> dict[str, list[Any]]:
@@ -24,6 +25,7 @@ def read_parameter_table(path: Path, parameter: str) -> dict[str, list[Any]]:
     """
     if path.suffix not in (".csv", ".parquet"):
         raise DataError(f"{{{parameter}}}: {path} is neither .csv nor .parquet.")
+    check_is_no_pipe(path)
     read = _read_csv if path.suffix == ".csv" else _read_parquet
     try:
         header, columns = read(path)

@@ -188,6 +188,8 @@ def check_memory(need: int, n_features: int, limit: int, is_option: bool = False
 
 
 def _format_size(n_bytes: int) -> str:
+    if n_bytes > _MAX_SIZE:
+        return "more than a billion GB"
     return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e8 else f"{n_bytes / 1e6:.3g} MB"
 
 

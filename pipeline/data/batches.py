@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     import narwhals as nw
 
 _CELLS_AT_ONCE = 1 << 22
+_FRAME = "The data frame"
+_MAX_REASON_LENGTH = 300
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,8 @@ def is_read_in_batches(X: Any) -> bool:
     """Return whether X is not in memory as a dense array: sparse, lazy, or like a Zarr array."""
     if isinstance(X, np.ndarray | list | tuple):
         return False
-    return is_sparse(X) or is_lazy_frame(X) or _is_chunked(X)
+    with translate_read_errors("X"):
+        return is_sparse(X) or is_lazy_frame(X) or _is_chunked(X)
 
 
 def is_sparse(X: Any) -> bool:
@@ -73,37 +77,52 @@ def open_array(X: ArrayLike) -> RowBatches:
     FitError
         If X does not have two dimensions of known length.
     """
-    array: Any = X if is_read_in_batches(X) else _convert_to_array(X)
-    if len(array.shape) != 2:
+    if is_lazy_frame(X):
+        raise FitError("X is a data frame, not an array. Use `from_dataframe`.")
+    with translate_read_errors("X"):
+        array: Any = X if is_read_in_batches(X) else _convert_to_array(X)
+        shape: tuple[Any, ...] = tuple(array.shape)
+        if is_sparse(array):
+            if hasattr(array, "check_format"):  # wrong indices would end the process
+                array.check_format()
+            array = array.tocsr()
+    if len(shape) != 2:
         raise FitError(
-            f"X has {len(array.shape)} dimensions instead of two: rows and features. "
+            f"X has {len(shape)} dimensions instead of two: rows and features. "
             "Pass a matrix with one row per observation."
         )
-    if any(math.isnan(size) for size in array.shape):
+    if any(math.isnan(size) for size in shape):
         raise FitError("The length of X is unknown. Call X.compute_chunk_sizes() first.")
-    if is_sparse(array):
-        array = array.tocsr()
 
     def read() -> Iterator[NDArray[Any]]:
         for index, (first, last) in enumerate(pairwise(_find_edges(array))):
-            try:
+            with translate_read_errors(_format_block(index, first, last)):
                 rows = _read_rows(array, index, first, last)
-            except (FitError, MemoryError):
-                raise
-            except Exception as error:
-                reason = " ".join(str(error).split()) or type(error).__name__
-                raise FitError(
-                    f"{_format_block(index, first, last)} cannot be read: {reason}"
-                ) from error
-            if rows.shape != (last - first, array.shape[1]):
+            if rows.shape != (last - first, shape[1]):
                 raise FitError(
                     f"{_format_block(index, first, last)} has the shape {rows.shape}, but the "
-                    f"array declares {(last - first, array.shape[1])}. Correct the function that "
+                    f"array declares {(last - first, shape[1])}. Correct the function that "
                     "makes the block, or its `chunks`."
                 )
             yield rows
 
-    return RowBatches(None, int(array.shape[1]), int(array.shape[0]), read)
+    return RowBatches(None, int(shape[1]), int(shape[0]), read)
+
+
+@contextmanager
+def translate_read_errors(subject: str) -> Iterator[None]:
+    """Turn any exception of a library that reads data into a one-line `FitError`.
+
+    Only calls of methods of the user's objects belong into it, so that mistakes of this program are
+    not taken for damaged data.
+    """
+    try:
+        yield
+    except (FitError, MemoryError):
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split()).rstrip(".")[:_MAX_REASON_LENGTH]
+        raise FitError(f"{subject} cannot be read: {reason or type(error).__name__}.") from error
 
 
 def _read_rows(array: Any, index: int, first: int, last: int) -> NDArray[Any]:
@@ -112,7 +131,12 @@ def _read_rows(array: Any, index: int, first: int, last: int) -> NDArray[Any]:
     Dask would cut a block that is longer than declared without a word.
     """
     rows = array.blocks[index].compute() if hasattr(array, "compute") else array[first:last]
-    return np.asanyarray(rows.toarray() if hasattr(rows, "toarray") else rows)
+    return _as_array(rows.toarray() if hasattr(rows, "toarray") else rows)
+
+
+def _as_array(rows: Any) -> NDArray[Any]:
+    """Return an array, which may be masked, but is no matrix."""
+    return np.asanyarray(rows) if isinstance(rows, np.ma.MaskedArray) else np.asarray(rows)
 
 
 def _format_block(index: int, first: int, last: int) -> str:
@@ -122,9 +146,15 @@ def _format_block(index: int, first: int, last: int) -> str:
 def open_frame(frame: Any, columns: Sequence[str]) -> RowBatches:
     """Prepare to read columns of a data frame of Narwhals, or of a lazy one of Polars."""
     height = max(1, _CELLS_AT_ONCE // max(1, len(columns)))
-    rows, n_rows = _select(frame, columns), _count_rows(frame)
+    rows = _select(frame, columns)
+    with translate_read_errors(_FRAME):
+        n_rows = _count_rows(frame)
 
     def read() -> Iterator[nw.DataFrame[Any]]:
+        with translate_read_errors(_FRAME):
+            yield from read_frames()
+
+    def read_frames() -> Iterator[nw.DataFrame[Any]]:
         if not is_lazy_frame(rows):
             yield from (rows[first : first + height] for first in range(0, len(rows), height))
             return
@@ -149,23 +179,44 @@ def _count_rows(frame: Any) -> int:
 
 def list_columns(frame: Any) -> list[str]:
     """Return the names of all columns of such a frame."""
-    names: list[str] = frame.collect_schema().names() if is_lazy_frame(frame) else frame.columns
-    return names
+    with translate_read_errors(_FRAME):
+        names = frame.collect_schema().names() if is_lazy_frame(frame) else frame.columns
+    return list(names)
 
 
 def read_columns(frame: Any, columns: Sequence[str]) -> dict[str, NDArray[Any]]:
     """Read all rows of some columns of such a frame."""
     rows = _select(frame, columns)
-    table = _wrap(rows.collect()) if is_lazy_frame(rows) else rows
-    return {name: _read(column) for name, column in zip(columns, table.iter_columns(), strict=True)}
+    with translate_read_errors(_FRAME):
+        table = _wrap(rows.collect()) if is_lazy_frame(rows) else rows
+        named = zip(columns, table.iter_columns(), strict=True)
+        return {name: _read_exactly(column) for name, column in named}
 
 
-def _read(column: nw.Series[Any]) -> NDArray[Any]:
+def _read_exactly(column: nw.Series[Any]) -> NDArray[Any]:
     """Return the values of a column; missing integers and booleans are None."""
     is_exact = column.dtype.is_integer() or column.dtype == "Boolean"
     if is_exact and column.null_count():
         return np.array(column.to_list(), object)
-    return column.to_numpy()
+    return read_column(column)
+
+
+def read_column(column: nw.Series[Any]) -> NDArray[Any]:
+    """Return the values of a column.
+
+    Raises
+    ------
+    FitError
+        If each value is several, as in a column of structures.
+    """
+    with translate_read_errors(f"Column {column.name!r}"):
+        values = column.to_numpy()
+    if values.ndim != 1:
+        raise FitError(
+            f"Column {column.name!r} has the type {column.dtype}, which is several values per row. "
+            "Make columns of them, or leave it out."
+        )
+    return values
 
 
 def _select(frame: Any, columns: Sequence[Any]) -> Any:
@@ -174,7 +225,8 @@ def _select(frame: Any, columns: Sequence[Any]) -> Any:
         return frame.select(columns)
     import narwhals as nw
 
-    return frame.select([nw.col(name) for name in columns])
+    with translate_read_errors(_FRAME):
+        return frame.select([nw.col(name) for name in columns])
 
 
 def _wrap(frame: Any) -> nw.DataFrame[Any]:
@@ -197,6 +249,6 @@ def _find_edges(array: Any) -> list[int]:
 
 def _convert_to_array(X: ArrayLike) -> NDArray[Any]:
     try:
-        return np.asanyarray(X)
+        return _as_array(X)
     except ValueError as error:
         raise FitError(f"The rows of X have different lengths ({error}).") from None

@@ -17,7 +17,9 @@ from pipeline.data.batches import (
     list_columns,
     open_array,
     open_frame,
+    read_column,
     read_columns,
+    translate_read_errors,
 )
 from pipeline.data.features import BINARY_LEVELS, MAX_LEVELS, join_levels
 from pipeline.errors import FitError, format_suggestion
@@ -173,7 +175,7 @@ def iter_numbers(rows: RowBatches) -> Iterator[NDArray[Any]]:
         if isinstance(batch, np.ndarray):
             yield _convert_to_numbers(batch)
         else:
-            columns = (column.to_numpy() for column in batch.iter_columns())
+            columns = map(read_column, batch.iter_columns())
             yield np.column_stack([*map(_convert_to_numbers, columns)])
 
 
@@ -214,6 +216,11 @@ def convert_array(
     FitError
         If a name or a length does not fit. A value that is not binary is an error when it is read.
     """
+    if not isinstance(keep, Mapping | None):
+        raise FitError(
+            "keep must be a dictionary of columns, {NAME: VALUES}, but is a "
+            f"{type(keep).__name__}."
+        )
     options = (rule, remedy, levels, continuous)
     return make_tables(open_array(X), feature_names, segment, keep or {}, *options)
 
@@ -263,8 +270,9 @@ def _name_continuous(
     continuous: Sequence[Any], levels: LevelsByFeature, names: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
     """Check the names of continuous features, and return that they have no levels."""
-    if isinstance(continuous, str):
-        raise FitError(f"continuous is the text {continuous!r}. Pass a list: [{continuous!r}].")
+    continuous = list_values(continuous, "continuous")
+    with translate_read_errors("continuous"):
+        continuous = [str(name) for name in continuous]
     by_name = {str(name) for name in levels} if isinstance(levels, Mapping) else set[str]()
     for name in map(str, continuous):
         if name not in names:
@@ -280,6 +288,8 @@ def _name_continuous(
 
 def _check_levels(subject: str, values: Sequence[Any]) -> tuple[str, ...]:
     is_list = isinstance(values, Iterable) and not isinstance(values, str)
+    with translate_read_errors(subject):
+        values = list(values) if is_list else values
     if not is_list or any(map(_is_missing, values)):
         raise FitError(f"{subject} has the levels {values!r}. Pass a list of values.")
     levels = tuple(map(name_level, values))
@@ -300,7 +310,8 @@ def name_level(value: Any) -> str:
         return str(int(value))
     if isinstance(value, float | np.floating) and float(value).is_integer():
         return str(int(value))
-    return str(value)
+    with translate_read_errors(f"A {type(value).__name__}"):
+        return str(value)
 
 
 def convert_values(
@@ -365,7 +376,7 @@ def convert_numbers(
         return None
     converted = []
     for index in continuous:
-        values = batch[:, index] if isinstance(batch, np.ndarray) else batch[:, index].to_numpy()
+        values = batch[:, index] if isinstance(batch, np.ndarray) else read_column(batch[:, index])
         data = np.ma.getdata(values)
         with np.errstate(over="ignore"):
             numbers = _convert_to_numbers(data).astype(np.float32)
@@ -414,11 +425,17 @@ def make_binarization_rule(
     threshold: float | None, map: Mapping[Any, int | None] | None
 ) -> BinarizationRule:
     """Return the threshold or the mapping, if one was given; refuse both, or a useless mapping."""
+    if threshold is not None and not isinstance(threshold, _NUMBERS):
+        raise FitError(f"threshold must be a number, but is a {type(threshold).__name__}.")
     if map is None:
         return threshold
+    if not isinstance(map, Mapping):
+        raise FitError(f"map must be a dictionary of values, but is a {type(map).__name__}.")
     if threshold is not None:
         raise FitError("map and threshold cannot be combined. Name all values in map.")
-    if {*map.values()} - {None} != {0, 1}:
+    with translate_read_errors("map"):
+        codes = {*map.values()} - {None}
+    if codes != {0, 1}:
         raise FitError(
             f"map is {dict(map)}. It must map some values to 1, some to 0 and missing ones to None."
         )
@@ -534,7 +551,8 @@ def _check_integers(name: str, values: Sequence[Any], are_floats: bool) -> None:
 
 
 def _check_column_length(values: ArrayLike, name: str, n_rows: int) -> NDArray[Any]:
-    column = np.asanyarray(values)
+    with translate_read_errors(name):
+        column = np.asanyarray(values)
     is_copy = not isinstance(getattr(values, "dtype", None), np.dtype)
     if is_copy and column.dtype.kind == "f" and (np.abs(column) >= 2**53).any():
         column = np.asarray(values, object)  # perhaps integers, which were rounded
@@ -589,7 +607,29 @@ def _format_value(value: Any) -> str:
     return text if len(text) <= 40 else text[:39] + "…"
 
 
-def _check_feature_names(names: Sequence[Any], n_features: int) -> tuple[str, ...]:
+def list_values(values: Any, parameter: str) -> list[Any]:
+    """Return the values of a list, an array or a column, which an argument must be; not a text."""
+    if isinstance(values, str | bytes):
+        text = _format_value(values)
+        raise FitError(f"The value is the text {text}. Pass a list: [{text}].", parameter=parameter)
+    if not isinstance(values, Iterable):
+        raise FitError(f"The value is a {type(values).__name__}, not a list.", parameter=parameter)
+    with translate_read_errors(parameter):
+        return list(values)
+
+
+def list_names(values: Any, parameter: str) -> list[str]:
+    """Return the texts of a list, which an argument must be."""
+    names = list_values(values, parameter)
+    for name in names:
+        if not isinstance(name, str):
+            kind = type(name).__name__
+            raise FitError(f"A {kind} is in the list, not a text.", parameter=parameter)
+    return names
+
+
+def _check_feature_names(values: Any, n_features: int) -> tuple[str, ...]:
+    names = list_values(values, "feature_names")
     if len(names) != n_features:
         raise FitError(
             f"{len(names):,} names for {n_features:,} features.", parameter="feature_names"
@@ -645,11 +685,8 @@ def convert_frame(
     FitError
         If `df` has another type, lacks a column, or holds a value that is not binary.
     """
-    for name, names in (("keep", keep), ("features", features)):
-        if isinstance(names, str):
-            raise FitError(
-                f"The value is the text {names!r}. Pass a list: [{names!r}].", parameter=name
-            )
+    keep = list_values(keep, "keep")
+    features = features if features is None else list_values(features, "features")
     xarray = sys.modules.get("xarray")
     if xarray is not None and isinstance(df, xarray.DataArray | xarray.Dataset):
         if features is not None:
@@ -715,7 +752,7 @@ def wrap_frame(df: Any, remedy: str) -> nw.DataFrame[Any]:
     import narwhals as nw  # only data frames need it
 
     try:
-        return nw.from_native(df, eager_only=True)
+        frame: nw.DataFrame[Any] = nw.from_native(df, eager_only=True)
     except TypeError:
         kind = f"{type(df).__module__.partition('.')[0]}.{type(df).__name__}"
         raise FitError(
@@ -723,6 +760,12 @@ def wrap_frame(df: Any, remedy: str) -> nw.DataFrame[Any]:
         ) from None
     except nw.exceptions.DuplicateError as error:
         raise FitError(" ".join(str(error).split()) + ". Rename one.") from None
+    if any(isinstance(name, tuple) for name in frame.columns):
+        raise FitError(
+            "Names of columns are tuples, such as those of a MultiIndex. Join them: "
+            "df.columns = ['_'.join(map(str, name)) for name in df.columns]."
+        )
+    return frame
 
 
 def _convert_frame_batch(
@@ -742,7 +785,7 @@ def _convert_frame_batch(
         own_rule = rule[index] if isinstance(rule, np.ndarray) else rule
         # Narwhals reads missing values of Arrow dictionaries as a category.
         is_dictionary = column.dtype == nw.Categorical and column.implementation.is_pyarrow()
-        cells = np.array(column.to_list(), object) if is_dictionary else column.to_numpy()
+        cells = np.array(column.to_list(), object) if is_dictionary else read_column(column)
         own_remedy = remedy
         if own_rule is None and column.dtype == nw.Categorical:
             own_remedy = _suggest_order(name, column)
@@ -782,15 +825,19 @@ def _convert_xarray(
             f"The {type(data).__name__} has the dimensions {', '.join(map(str, data.dims))}. Pass "
             "a DataArray (row, feature), or a Dataset with `values` of that shape."
         )
-    X, feature = values.values, values.dims[1]
-    if "observed" in variables:
-        X = np.ma.masked_array(X, data["observed"].values == 0)
-    features = [*values[feature].values] if feature in values.coords else None
-    per_row = {name: data[name].values for name in names}
+    feature = values.dims[1]
+    with translate_read_errors(f"The {type(data).__name__}"):
+        X = values.values
+        if "observed" in variables:
+            X = np.ma.masked_array(X, data["observed"].values == 0)
+        features = [*values[feature].values] if feature in values.coords else None
+        per_row = {name: data[name].values for name in names}
+        stored = json.loads(data.attrs.get("feature_levels", "{}"))
+        if not isinstance(stored, Mapping):
+            raise TypeError(f"its attribute feature_levels is {stored!r}, not names by feature")
     columns = {name: per_row[name] for name in keep}
     segments = None if segment is None else per_row[segment]
     options: dict[str, Any] = {"levels": levels, "continuous": continuous}
-    stored = json.loads(data.attrs.get("feature_levels", "{}"))
     if stored and features is not None and levels is None and rule is None and not continuous:
         X = _name_stored_levels(X, features, stored)
         own = {name: stored[name] for name in map(str, features) if name in stored}
@@ -807,7 +854,8 @@ def _name_stored_levels(
     for index, name in enumerate(map(str, features)):
         if names := levels.get(name):
             own = np.ma.masked_array(np.ma.getdata(X)[:, index], np.ma.getmaskarray(X)[:, index])
-            named[:, index] = np.array(names, object)[own.filled(0).astype(np.int64)]
+            with translate_read_errors(f"Feature {name!r}, whose levels are {names!r},"):
+                named[:, index] = np.array(names, object)[own.filled(0).astype(np.int64)]
     if np.ma.isMaskedArray(X):
         named = np.ma.masked_array(np.ma.getdata(named), np.ma.getmaskarray(X))
     return named
@@ -816,7 +864,9 @@ def _name_stored_levels(
 def _check_columns(segment: str | None, keep: Sequence[str], columns: Sequence[str]) -> list[str]:
     names = [*keep, *([] if segment is None else [segment])]
     for name in names:
+        if getattr(name, "__hash__", None) is None:  # a row of an array, say
+            raise FitError(f"A {type(name).__name__} is no name of a column.")
         if name not in columns:
-            suggestion = format_suggestion(name, map(str, columns))
+            suggestion = format_suggestion(str(name), map(str, columns))
             raise FitError(f"There is no column {name!r}.{suggestion}")
     return names

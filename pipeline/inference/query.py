@@ -42,6 +42,7 @@ MAX_CELLS = 4096
 SEGMENT_REMEDY = "Leave it out to take all segments by their fitted rows."
 """Advice about an unknown segment."""
 _MAX_ERROR = 0.01
+_MAX_SHOWN = 100  # characters of a level that does not exist
 _TOLERANCE = 1e-6
 
 
@@ -179,7 +180,8 @@ def _find_value(feature: Feature, value: Any) -> float:
     text = name_level(value)
     if text not in feature.levels:
         raise FitError(
-            f"{feature.name!r} has no level {text!r}. Choose one of: {', '.join(feature.levels)}.",
+            f"{feature.name!r} has no level {text[:_MAX_SHOWN]!r}. Choose one of: "
+            f"{', '.join(feature.levels)}.",
             parameter="given",
         )
     return feature.levels.index(text)

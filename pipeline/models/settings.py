@@ -20,6 +20,7 @@ from docstring_parser import DocstringStyle, parse
 from pipeline.errors import FitError
 from pipeline.params import NumberRange
 
+_MAX_SHOWN = 100  # characters of a value
 _STARTS, _STARTS_IF_INCOMPLETE = 3, 10
 _TYPE_DESCRIPTIONS = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
 
@@ -83,7 +84,7 @@ def _check_range(name: str, value: Any, allowed: NumberRange) -> None:
     if value is None:
         return
     numbers = value if isinstance(value, tuple) else (value,)
-    if not all(map(isfinite, numbers)):
+    if not all(isinstance(number, Integral) or isfinite(number) for number in numbers):
         raise FitError(f"{{{name}}} must be finite, but is {value}.", parameter=name)
     if not numbers or not all(number in allowed for number in numbers):
         raise FitError(f"{{{name}}} must be {allowed}, but is {value}.", parameter=name)
@@ -97,7 +98,9 @@ def check_types(model: type[Any], values: Mapping[str, Any]) -> None:
         if not any(_has_type(value, kind) for kind in kinds):
             expected = " or ".join(filter(None, map(describe_type, kinds)))
             parameter = "components" if name == "n_components" else name
-            text = f"{{{parameter}}} must be {expected}, but is {value!r}."
+            shown = repr(value)
+            shown = shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}…"
+            text = f"{{{parameter}}} must be {expected}, but is {shown}."
             raise FitError(text, parameter=parameter)
 
 

@@ -54,6 +54,7 @@ from storage.sources.value_codes import (
     parse_map,
 )
 from storage.sources.zarr_arrays import is_zarr, open_zarr
+from storage.stores.local_path import check_is_no_pipe, check_local_path
 from storage.stores.object_path import is_url, parse_object_url
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def _open(path: str, options: ReadOptions, items: Sequence[str] | None) -> Sourc
     place = Path(path)
     if is_url(path):
         raise _make_unknown_error(path)
-    if not place.exists():
+    if not check_local_path(place).exists():
         raise DataError(f"{path}: there is no such file or Zarr array.")
     if place.is_dir():
         if is_zarr(path):
@@ -243,6 +244,7 @@ def find_new_files(folders: Sequence[str], known_tags: Mapping[str, str]) -> New
 def _expand(pattern: str) -> list[str]:
     if is_url(pattern):
         return _expand_url(pattern)
+    check_is_no_pipe(check_local_path(Path(pattern)))
     if Path(pattern).is_dir() and not is_zarr(pattern) and is_partitioned(Path(pattern)):
         return _list_partitioned_files(Path(pattern))
     if Path(pattern).exists():

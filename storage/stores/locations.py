@@ -22,6 +22,7 @@ import zarr
 from numpy.typing import NDArray
 
 from storage.errors import DataError, FolderInUseError, StoreUnreachableError
+from storage.stores.local_path import check_local_path
 from storage.stores.locks import LOCK_SUFFIX, Lock, LockedError
 from storage.stores.object_path import (
     FORMAT_MARK,
@@ -51,7 +52,7 @@ AnyPath = Path | ObjectPath
 def parse_path(text: str | AnyPath) -> AnyPath:
     """Parse a path, or the URL of an object store such as `s3://bucket/votes.zarr`.
 
-    Raises `DataError` if it is a URL that cannot be used.
+    Raises `DataError` if it is a path or URL that cannot be used.
     """
     if isinstance(text, str) and is_url(text):
         return parse_object_url(text)
@@ -59,7 +60,11 @@ def parse_path(text: str | AnyPath) -> AnyPath:
         raise DataError(
             f"{text}: a URL must be given as text, not as a Path. Use {text.parts[0]}//…."
         )
-    return Path(text) if isinstance(text, str) else text
+    if isinstance(text, str | Path):
+        return check_local_path(Path(text))
+    if not isinstance(text, ObjectPath):
+        raise DataError(f"A path must be a text or a Path, not a {type(text).__name__}.")
+    return text
 
 
 def to_zarr_store(folder: AnyPath) -> Any:

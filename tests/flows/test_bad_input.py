@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import socket
 import subprocess
@@ -434,3 +436,57 @@ def test_no_space_leaves_nothing_behind(tmp_path, prefect_server):
     assert "error: " in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "d.zarr").exists()
+
+
+ODD_VALUES = ["", "nan", "1e400", "9" * 400, "x" * 5000, "a\0b", "\ud800", "a,a", "a:1-1", "{x}"]
+ODD_PATHS = ["folder", "loop", "pipe.csv", "/dev/null", "x.csv/y", "binary.csv", "s3://"]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("value", [*ODD_VALUES, *ODD_PATHS], ids=lambda value: ascii(value)[:20])
+@pytest.mark.parametrize("name", ["fit", "ingest"])
+def test_odd_values_of_options_are_used_or_refused(cli, dataset, tmp_path, name, value):
+    text(tmp_path / "x.csv", "a,b\n0,1\n1,0\n1,1\n")
+    (tmp_path / "binary.csv").write_bytes(bytes(range(256)))
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    os.mkfifo(tmp_path / "pipe.csv")
+    arguments = {"fit": ["--dataset", dataset], "ingest": ["x.csv", "--dataset", "out/d.zarr"]}
+    options = re.findall(r"(?<![\w-])--[a-z][a-z-]+", cli(name, "--help").out)
+    for option in {*options} - {"--help", "--cluster", "--log-json", "--dataset"}:
+        done = cli(name, *arguments[name], option, value)
+        assert done.code in (0, 2), (option, done.err)
+        assert "Traceback" not in done.err
+        if done.code == 2:
+            assert done.message.startswith("error: "), option
+            assert len(done.message) < 2000, option
+        shutil.rmtree("out", ignore_errors=True)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--items", "twice.csv", "--items: twice.csv has columns with the same name: 'slope'"),
+        ("--items", "pipe.csv", "pipe.csv is a pipe or a device. Write what it holds to a file."),
+        ("--items", "x" * 300, "is no usable path: File name too long."),
+        ("--components", "9" * 400, "need more than a billion GB"),
+        ("--memory", "1e400GB", "--memory is '1e400GB', which is not a size such as 4GB."),
+        ("--output", "loop", "'loop' is no usable path: Too many levels of symbolic links."),
+    ],
+)
+def test_odd_values_of_options_of_fit(refused, dataset, tmp_path, option, value, message):
+    text(tmp_path / "twice.csv", "feature,slope,offset,slope\na,1,2,3\n")
+    (tmp_path / "loop").symlink_to("loop")
+    os.mkfifo(tmp_path / "pipe.csv")
+    assert message in refused("fit", "--dataset", dataset, "--model", "latent-trait", option, value)
+
+
+def test_a_source_that_is_a_pipe(refused, tmp_path):
+    os.mkfifo(tmp_path / "pipe.csv")
+    assert "is a pipe or a device" in refused("ingest", "pipe.csv", "--dataset", "d.zarr")
+
+
+def test_a_long_message_keeps_its_remedy(refused, dataset):
+    message = refused("fit", "--dataset", dataset, "--weight", "x" * 100_000)
+    assert len(message) < 2000
+    assert " … " in message

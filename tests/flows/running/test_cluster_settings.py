@@ -151,6 +151,7 @@ def test_an_address_with_a_secret_is_not_shown(cluster, monkeypatch):
         {"worker_timeout": 9},
         {"worker_timeout": 0, "workers": 2},
         {"worker_memory": "much", "workers": 2},
+        {"worker_memory": "1e400GB", "workers": 2},
         {"worker_memory": "4", "workers": 2},
         {"cluster": "local", "tls_ca": "ca.pem"},
         {"cluster": "tcp://127.0.0.1:1", "tls_key": "key.pem"},

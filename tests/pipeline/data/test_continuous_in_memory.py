@@ -122,7 +122,7 @@ def test_wrong_numbers_are_refused() -> None:
         convert_array(X, ["a", "b"], continuous=["B"])
     with pytest.raises(FitError, match="'b' is in both continuous and levels"):
         convert_array(X, ["a", "b"], continuous=["b"], levels={"b": [1, 2]})
-    with pytest.raises(FitError, match=r"continuous is the text 'b'\. Pass a list"):
+    with pytest.raises(FitError, match=r"^continuous: The value is the text 'b'\. Pass a list"):
         convert_array(X, ["a", "b"], continuous="b")
     with pytest.raises(FitError, match="continuous cannot be combined with map"):
         convert_array(X, ["a", "b"], continuous=["b"], rule=0.5)
