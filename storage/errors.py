@@ -11,6 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from storage.quoting import RAW_OPTIONS, unquote
+
 # Quoted names and values may contain braces, as in {levels="{x}"<y}.
 _VALUE = r"((?:(?<=[=:,<])\"(?:[^\"]|\"\")*+\"(?=[=:,<}])|[^{}])*+)"
 _PLACEHOLDER = re.compile(rf"(?<![\w/.'\"-])\{{([A-Za-z_]\w*)(?:={_VALUE})?\}}(?![\w/]|\.\w)")
@@ -37,13 +39,18 @@ class DataError(ValueError):
     def render(self, spell: Callable[[str, str | None], str]) -> str:
         """Return the message; `spell` takes a parameter's name and the value suggested, if any."""
         names = {match[1] for match in _PLACEHOLDER.finditer(self.text)}
-        message = _PLACEHOLDER.sub(lambda match: spell(match[1], match[2]), self.text)
+        message = _PLACEHOLDER.sub(lambda match: spell(match[1], _read_value(match)), self.text)
         if self.parameter is None or self.parameter in names:
             return message
         return f"{spell(self.parameter, None)}: {message}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(type(self), self.text, parameter=self.parameter), ()
+
+
+def _read_value(placeholder: re.Match[str]) -> str | None:
+    name, value = placeholder.groups()
+    return unquote(value) if value and name in RAW_OPTIONS else value
 
 
 def _spell_in_python(name: str, value: str | None) -> str:

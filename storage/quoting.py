@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+RAW_OPTIONS = frozenset({"drop", "keep", "missing"})
+"""Options whose values are taken as they are."""
 _MARKS = ",:<="
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 _PIECE = re.compile(rf"\s*{_QUOTED.pattern}\s*(?=[{_MARKS}]|$)|[^{_MARKS}]*")
@@ -17,6 +19,14 @@ def quote(text: str) -> str:
     if is_plain and not {*text} & {*_MARKS, "{", "}"}:  # braces have a meaning in messages
         return text
     return '"' + text.replace('"', '""') + '"'
+
+
+def quote_raw(text: str) -> str:
+    """Quote a value of one of `RAW_OPTIONS` for a message, if it has braces or quotes.
+
+    Options show it without these quotes.
+    """
+    return quote(text) if {*text} & {"{", "}"} or _QUOTED.fullmatch(text) else text
 
 
 def unquote(text: str) -> str:

@@ -39,7 +39,7 @@ from storage.dataset.writer import (
 )
 from storage.errors import DataError, FolderInUseError
 from storage.examples import EXAMPLE_PREFIX, open_example
-from storage.quoting import quote, split_quoted, unquote
+from storage.quoting import quote, quote_raw, split_quoted, unquote
 from storage.sources import (
     AbsentFeatures,
     NewFeatures,
@@ -217,7 +217,7 @@ def _find_ignored_features(sources: Sequence[Any], job: IngestJob) -> tuple[str,
         raise DataError(
             f"{owner.path}: {new[0]!r} is not a feature of "
             f"{base.path}{many}. Use {{new_features=add}} or {{new_features=ignore}}, or leave it "
-            f"out with {{drop={new[0]}}}."
+            f"out with {{drop={quote_raw(new[0])}}}."
         )
     return new
 

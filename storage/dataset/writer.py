@@ -70,6 +70,7 @@ from storage.format.schema import (
     name_planes,
     open_checked_array,
 )
+from storage.quoting import quote_raw
 from storage.stores.locations import (
     DATASET_FORMAT,
     AnyPath,
@@ -343,7 +344,7 @@ def _check_same_features(base: BinaryDataset, names: tuple[str, ...]) -> None:
     if added := [name for name in names if name not in base.feature_names]:
         raise DataError(
             f"The new rows have the feature {added[0]!r}, but {base.path} does not. Leave it out "
-            f"with {{drop={added[0]}}}.",
+            f"with {{drop={quote_raw(added[0])}}}.",
             parameter="append",
         )
     i = next(i for i, name in enumerate(names) if name != base.feature_names[i])

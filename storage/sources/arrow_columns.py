@@ -57,6 +57,15 @@ def is_feature_type(kind: pa.DataType) -> bool:
     return any(test(kind) for test in tests)
 
 
+def can_be_kept(kind: pa.DataType) -> bool:
+    """Return whether columns of this type can be stored as numbers or texts."""
+    try:
+        pa.array([], kind.value_type if pa.types.is_dictionary(kind) else kind).cast(pa.string())
+    except pa.ArrowNotImplementedError:
+        return False
+    return True
+
+
 def find_ordered_dictionaries(
     path: str,
     file: pa.parquet.ParquetFile,

@@ -17,6 +17,7 @@ from storage.quoting import (
     join_levels,
     quote,
     quote_prefix,
+    quote_raw,
     split_features,
     split_quoted,
     unquote,
@@ -264,14 +265,15 @@ def select_occurring_levels(
         place = f"{{ordinal={quote(option.columns)}}}: feature {name!r}"
         if len(levels) == 1:
             raise DataError(
-                f"{place} has no other value than {levels[0]}. Leave it out with {{drop={name}}}, "
-                "or name the values that are possible: {ordinal=FEATURES:LOW-HIGH}."
+                f"{place} has no other value than {levels[0]}. Leave it out with "
+                f"{{drop={quote_raw(name)}}}, or name the values that are possible: "
+                "{ordinal=FEATURES:LOW-HIGH}."
             )
         if len(levels) > MAX_LEVELS:
             raise DataError(
                 f"{place} has {len(levels)} distinct values, but at most {MAX_LEVELS} levels are "
                 f"possible. Read measurements with {{continuous={quote(name)}}}, or leave it out "
-                f"with {{drop={name}}} or {{keep={name}}}."
+                f"with {{drop={quote_raw(name)}}} or {{keep={quote_raw(name)}}}."
             )
         found[name] = levels
     return found

@@ -18,7 +18,9 @@ import pyarrow.parquet
 from storage.errors import DataError
 from storage.extras import check_installed
 from storage.numbers import parse_float
+from storage.quoting import quote_raw
 from storage.sources.arrow_columns import (
+    can_be_kept,
     find_ordered_dictionaries,
     is_feature_type,
     make_table_batch,
@@ -92,9 +94,18 @@ def open_parquet(path: str, options: ReadOptions) -> RecordSource:
         found = find_ordered_dictionaries(path, file, source.feature_names, options)
     for name in source.feature_names:
         if not is_feature_type(schema.field(name).type):
+            kind, own = schema.field(name).type, quote_raw(name)
+            remedy = f"Leave it out with {{drop={own}}}"
+            if can_be_kept(kind):
+                remedy = f"Use {{keep={own}}} to keep it as a per-row column"
             raise DataError(
-                f"{path}: column {name!r} holds {schema.field(name).type}, not booleans, numbers "
-                f"or text. Use {{keep={name}}} to keep it as a per-row column."
+                f"{path}: column {name!r} holds {kind}, not booleans, numbers or text. {remedy}."
+            )
+    for name in source.column_names:
+        if not can_be_kept(kind := schema.field(name).type):
+            raise DataError(
+                f"{path}: column {name!r} holds {kind}, which cannot be kept. Leave it out with "
+                f"{{drop={quote_raw(name)}}}."
             )
     return replace(source, options=_add_maps(options, found))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from ast import literal_eval
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from storage.quoting import (
     join_levels,
     quote,
     quote_prefix,
+    quote_raw,
     split_features,
     split_quoted,
     unquote,
@@ -290,7 +292,7 @@ class ReadOptions:
             if mapped := [t for t in self.missing if value_map.has_value(t)]:
                 meaning = "as a level" if value_map.levels else "as 0 or 1"
                 raise DataError(
-                    f"{{missing={mapped[0]}}}: a map reads this value {meaning}. "
+                    f"{{missing={quote_raw(mapped[0])}}}: a map reads this value {meaning}. "
                     "Remove it from one of them."
                 )
 
@@ -514,13 +516,23 @@ def copy_to_row_order(codes: ValueCodes) -> ValueCodes:
     return ordered
 
 
+def remove_quotes(value: str) -> str:
+    """Return a value without the quotes with which messages show a text."""
+    if not value.startswith(("'", '"')):
+        return value
+    try:
+        return str(literal_eval(value))
+    except (SyntaxError, ValueError):  # it was cut
+        return value.strip("'\"")
+
+
 def describe_invalid_value(value: str, options: ReadOptions, value_map: ValueMap | None) -> str:
     """Describe a value that is not a bit under these options, for an error message."""
     valid = "0, 1, true, false" if value_map is None else str(value_map)
     if options.threshold is not None:
         valid = "a number, true, false"
-    word = value.strip("'\"")
-    hint = f" If this category means missing, use {{missing={word}}}."
+    word = remove_quotes(value)
+    hint = f" If this category means missing, use {{missing={quote_raw(word)}}}."
     is_category = word.strip().lower() in MISSING_TOKENS  # in texts, such words are missing
     return f"the value {value[:_MAX_VALUE_LENGTH]} is not {valid} or missing.{hint * is_category}"
 
@@ -544,7 +556,7 @@ def suggest_remedy(
         return _USE_DECIMAL_POINT
     if options.threshold is not None and value_map is None:
         return "Use {missing=TOKEN}."
-    words = ((value, value.strip("'\"").strip().lower()) for value in values)
+    words = ((value, remove_quotes(value).strip().lower()) for value in values)
     counts = Counter(value for value, word in words if word not in MISSING_TOKENS)
     if value_map is not None:
         remedy = "Add its meaning to {map}, {yes} or {no}, or use"
@@ -553,7 +565,7 @@ def suggest_remedy(
         elif value_map.levels:
             option = _suggest_levels(name if columns else value_map.columns, counts, value_map)
             remedy = f"Use {option}, or"
-            plain = [value.strip("'\"") for value in counts]
+            plain = [remove_quotes(value) for value in counts]
             unknown = [value for value in plain if value_map.find_code(value) is None]
             if value_map.has_candidates and all(value.lstrip("-").isdecimal() for value in unknown):
                 missing = _format_missing_options(unknown[:_MAX_PROPOSED])
@@ -568,7 +580,7 @@ def _suggest_levels(name: str, counts: Counter[str], value_map: ValueMap) -> str
 
     If no value is a level, the option is for the feature only, which may have a scale of its own.
     """
-    plain = [value.strip("'\"") for value in counts]
+    plain = [remove_quotes(value) for value in counts]
     unknown = [value for value in plain if value_map.find_code(value) is None]
     is_own_scale, labels = len(unknown) == len(plain), dict(value_map.labels)
     plain, unknown = ([labels.get(value, value) for value in own] for own in (plain, unknown))
@@ -595,7 +607,7 @@ def _suggest_levels(name: str, counts: Counter[str], value_map: ValueMap) -> str
         values = sorted(values, key=lambda value: parse_number(value) or 0)
     if len(values) > MAX_LEVELS:
         is_number = len(numbers) == len(values)
-        option = f"{{continuous={quote(name)}}}" if is_number else f"{{drop={name}}}"
+        option = f"{{continuous={quote(name)}}}" if is_number else f"{{drop={quote_raw(name)}}}"
         return f"{option}, because a feature has at most {MAX_LEVELS} levels"
     return f"{{levels={prefix}{join_levels(_sort_grades(values))}}} (check the order)"
 
@@ -604,14 +616,18 @@ def _explain_values(
     name: str, counts: Counter[str], n_values: int, in_table: bool, continuous: str | None
 ) -> str:
     """Suggest an interpretation of the values and the option for it."""
-    keep_or_drop = f"{{keep={name}}} to keep them as a per-row column, or {{drop={name}}}"
-    numbers = [n for n in (parse_number(value.strip("'\"")) for value in counts) if n is not None]
+    own = quote_raw(name)
+    keep_or_drop = f"{{keep={own}}} to keep them as a per-row column, or {{drop={own}}}"
+    plain = map(remove_quotes, counts)
+    numbers = [number for number in map(parse_number, plain) if number is not None]
     have_fractions = not all(number.is_integer() for number in numbers)
     are_distinct = n_values >= _MIN_IDENTIFIERS and len(counts) > _IDENTIFIER_SHARE * n_values
     if are_distinct and not have_fractions:
         return f"Nearly all nearby values differ: if they name the rows, use {keep_or_drop}"
     not_a_feature = (
-        f"; if they are not a feature, {{keep={name}}} or {{drop={name}}}" if in_table else ""
+        f"; if they are not a feature, {{keep={quote_raw(name)}}} or {{drop={quote_raw(name)}}}"
+        if in_table
+        else ""
     )
     if len(numbers) > _MAX_DISTINCT:
         to_keep = ""
@@ -634,7 +650,7 @@ def _format_counts(counts: Counter[str], n_shown: int) -> str:
 
 def _suggest_map(counts: Counter[str], alternative: str) -> str:
     """Suggest a map: the usual meaning of words such as yes, or both meanings of two values."""
-    plain = {value.strip("'\""): n for value, n in counts.most_common()}
+    plain = {remove_quotes(value): n for value, n in counts.most_common()}
     ones, zeros = ([v for v in plain if v.lower() in words] for words in (_YES_WORDS, _NO_WORDS))
     unmapped = [value for value in plain if value not in (*ones, *zeros)]
     if ones and zeros and not {*ones, *zeros} <= _BIT_WORDS:
@@ -680,7 +696,7 @@ def _sort_grades(values: Sequence[str]) -> list[str]:
 
 def _suggest_long(columns: Sequence[str], counts: Counter[str]) -> str:
     """Suggest reading a table of few columns as a long one, with one value per line."""
-    plain = {value.strip("'\"").lower() for value in counts}
+    plain = {remove_quotes(value).lower() for value in counts}
     few_numbers = 1 < len(plain) <= _MAX_DISTINCT and None not in map(parse_number, plain)
     # Such values are not the names of rows or features.
     are_values = few_numbers or "0" in plain or plain <= _YES_WORDS | _NO_WORDS
@@ -692,4 +708,4 @@ def _suggest_long(columns: Sequence[str], counts: Counter[str]) -> str:
 
 
 def _format_missing_options(values: Sequence[str]) -> str:
-    return "".join(f" {{missing={value}}}" for value in values)
+    return "".join(f" {{missing={quote_raw(value)}}}" for value in values)

@@ -1,8 +1,10 @@
 """What cannot be read is refused in one line with place and remedy."""
 
+import csv
 import datetime
 import gzip
 import os
+import shlex
 import shutil
 import warnings
 import zipfile
@@ -14,6 +16,7 @@ import pytest
 import scipy.sparse
 import zarr
 
+from flows.cli.errors import spell_option
 from storage.errors import DataError
 from storage.sources import (
     ReadOptions,
@@ -286,6 +289,33 @@ def test_parquet(tmp_path):
         "a.parquet: column 'when' holds date32[day], not booleans, numbers or text. "
         'Use keep="when" to keep it as a per-row column.'
     )
+
+
+@pytest.mark.parametrize(
+    ("kept", "message"),
+    [
+        ((), "not booleans, numbers or text. Leave it out with drop='{x}'."),
+        (("{x}",), "which cannot be kept. Leave it out with drop='{x}'."),
+    ],
+)
+def test_nested_columns_of_parquet_cannot_be_kept(tmp_path, kept, message):
+    path = tmp_path / "a.parquet"
+    pa.parquet.write_table(pa.table({"{x}": [{"y": 1}], "a": [1]}), path)
+    found = refusal(path, ReadOptions(row_columns=kept))
+    assert found.replace('"', "'").endswith(message)
+
+
+@pytest.mark.parametrize("value", ["{x}", "'x'", '"x"', "it's", "\\n"])
+def test_proposed_texts_are_those_of_the_file(tmp_path, value):
+    path = tmp_path / "a.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(["abcdefg", *["1010101"] * 20, [value, *"010101"]])
+    with pytest.raises(DataError) as caught:
+        list(open_source(str(path)).iter_batches())
+    proposal = caught.value.render(spell_option).partition("as missing: ")[2]
+    option, text = shlex.split(proposal[:-1])
+    assert (option, text) == ("--missing", value)
+    assert len([*open_source(str(path), ReadOptions(missing=(text,))).iter_batches()]) == 1
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.float32])
