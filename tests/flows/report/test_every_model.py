@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import latentbits as lb
 from flows.exporting.columns import read_parameter_columns
 from flows.report.figures.marks import Plot
 from flows.report.figures.parameters import CORRELATION_TITLE
-from flows.report.page import Report, render_page
+from flows.report.page import Report, build_report_from_artifact, render_page
 from flows.report.tables import make_parameter_table
 from latentbits.reports import build_report
 from pipeline.data.features import select_with_levels
@@ -24,8 +25,10 @@ from pipeline.data.level_probabilities import name_levels
 from pipeline.errors import FitError
 from pipeline.models.base import Model, can_have_groups
 from pipeline.models.registry import find_models
+from storage.dataset.dataset import open_dataset
+from storage.dataset.writer import append_dataset
 from tests.flows.hostile import HOSTILE
-from tests.support.data import write_arrays
+from tests.support.data import ArrayBatch, write_arrays
 
 LEVELS = {
     "binary": ("no", "yes"),
@@ -139,6 +142,37 @@ def test_the_report_of_every_model_is_drawn(
         text = check_report(build_report(fitted._to_loaded_model()))
         assert f" {len(NAMES)} features " in text
         assert ("by level)" in text) == (model.splits_levels and kind != "binary")
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", ["hidden-tree", "latent-trait", "clipped-pca"])
+def test_reports_after_an_append_are_drawn(cli: Any, tmp_path: Path, name: str) -> None:
+    path = write_dataset(tmp_path / "data.zarr", KINDS["mixed"])
+    command = ("fit", "--dataset", path, "--model", name, "--components", 2, "--report")
+    assert cli(*command).code == 0
+    dataset = open_dataset(path)
+    with append_dataset(path, dataset.feature_names) as writer:
+        X, rows = np.zeros((80, len(NAMES)), np.uint8), np.arange(80)
+        X[rows, rows % len(NAMES)] = 1
+        texts = {"group": np.array(["new"] * 80), "sex": np.array(["m"] * 80)}
+        columns = {"weight": 1 + rows % 3, "age": rows + 0.5, **texts}
+        writer.add(ArrayBatch(X, np.ones_like(X), columns), np.array(["s0"] * 80))
+    warm = () if name == "clipped-pca" else ("--warm-start",)
+    done = cli(*command, *warm)
+    assert done.code == 0, done.err
+    assert "Since the last fit" in check_report(build_report_from_artifact("runs/data"))
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("kind", KINDS)
+def test_reports_with_known_items_and_patterns_are_drawn(
+    datasets: Mapping[str, Path], kind: str
+) -> None:
+    known = fit(datasets[kind], "latent-trait", components=1)
+    pattern = pd.DataFrame({"feature": NAMES, "<b>": [1] * 5 + [0] * 3, "None": [0] * 4 + [1] * 4})
+    for options in ({"items": known}, {"pattern": pattern}):
+        fitted = fit(datasets[kind], "latent-trait", **options)
+        check_report(build_report(fitted._to_loaded_model()))
 
 
 def test_levels_are_pixels_of_images(tmp_path: Path) -> None:
