@@ -85,8 +85,12 @@ class _Refit:
     warnings: tuple[str, ...]
 
 
-def check_folds(n_folds: int, label: str | None, models: Sequence[Model]) -> None:
-    """Check that models can be cross-validated."""
+def check_folds(n_folds: int, label: str | None, models: Sequence[Model], n_rows: int) -> None:
+    """Check that models can be cross-validated on some of the rows of a dataset."""
+    if n_folds > n_rows:
+        raise FitError(
+            f"{{folds}} is {n_folds}, but there are only {n_rows} rows. Choose at most {n_rows}."
+        )
     if n_folds < _MIN_FOLDS:
         raise FitError(f"{{folds}} is {n_folds}. Choose at least {_MIN_FOLDS}.")
     if label is not None:

@@ -268,7 +268,8 @@ def prepare_evaluation(options: EvaluateOptions) -> EvaluationPlan:
     if dataset.covariates is not None:
         check_row_covariates(dataset, split, dataset.covariates)
     if options.folds is not None:
-        check_folds(options.folds, options.label, [model.subject.model for model in models])
+        own_models = [model.subject.model for model in models]
+        check_folds(options.folds, options.label, own_models, dataset.n_rows)
     need = 8 * _N_MATRICES * min(dataset.n_planes, MAX_COMPARED_FEATURES) ** 2
     check_memory(need, dataset.n_features, find_memory_limit())
     own_rows = make_training_rows(dataset, resolve_split(dataset, None, TRAIN))

@@ -490,3 +490,10 @@ def test_a_long_message_keeps_its_remedy(refused, dataset):
     message = refused("fit", "--dataset", dataset, "--weight", "x" * 100_000)
     assert len(message) < 2000
     assert " … " in message
+
+
+def test_more_folds_than_rows(refused, cli, dataset):
+    fitted = cli("fit", "--dataset", dataset, "--components", 1, "--output", "runs")
+    assert fitted.code == 0, fitted.err
+    options = ("--dataset", dataset, "--artifact", "runs", "--folds", "9" * 400)
+    assert "but there are only 1000 rows. Choose at most 1000." in refused("evaluate", *options)
