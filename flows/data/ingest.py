@@ -399,7 +399,8 @@ def _open_sources(
         is_example = name.startswith(EXAMPLE_PREFIX)
         source = open_example(name) if is_example else open_source(name, options, items=items)
         if not sources and isinstance(source, Source):  # its levels are those of all sources
-            own = {n: value_map.levels for n, value_map in source.options.feature_maps.items()}
+            maps = source.options.feature_maps.items()
+            own = {n: m.levels for n, m in maps if m.levels or m.is_continuous}
             options = replace(options, feature_maps=make_feature_maps(own))
         sources.append(source)
     sources = _align_features(sources, base, append)

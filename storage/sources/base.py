@@ -143,7 +143,7 @@ class Source(ABC):
                     "or a dense array. Write one."
                 )
             check_continuous_patterns(self.path, self.feature_names, self.options)
-        check_level_patterns(self.path, self.feature_names, self.options)
+        check_map_patterns(self.path, self.feature_names, self.options)
 
     def iter_batches(self) -> Iterator[SourceBatch]:
         """Yield the rows in order, about four million cells at a time.
@@ -422,11 +422,12 @@ def match_feature_names(path: str, names: Sequence[str], options: ReadOptions) -
     return tuple(n for n in names if (n in included or not options.features) and n not in dropped)
 
 
-def check_level_patterns(path: str, names: Sequence[str], options: ReadOptions) -> None:
-    """Raise `DataError` if levels are defined for features that do not exist."""
-    columns = [value_map.columns for value_map in options.maps if value_map.levels]
-    present = _list_present(columns, options)
-    _match_columns(path, "{levels} or {ordinal}", present, names, options.is_append)
+def check_map_patterns(path: str, names: Sequence[str], options: ReadOptions) -> None:
+    """Raise `DataError` if levels or maps are defined for features that do not exist."""
+    for is_level, option in ((True, "{levels} or {ordinal}"), (False, "{map}")):
+        maps = [m for m in options.maps if not m.is_continuous and bool(m.levels) == is_level]
+        present = _list_present([value_map.columns for value_map in maps], options)
+        _match_columns(path, option, present, names, options.is_append)
 
 
 def _list_present(patterns: Sequence[str], options: ReadOptions) -> list[str]:

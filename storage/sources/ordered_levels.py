@@ -285,6 +285,8 @@ def find_far_levels(value_map: ValueMap) -> dict[str, str]:
     Such codes are negative or the highest numbers, up to three of them, such as 8 and 9, or 99, and
     far from the others.
     """
+    if not value_map.levels:
+        return {}
     levels = {value: value_map.levels[code] for value, code in value_map.codes if code != MISSING}
     texts = {int(value): value for value in levels if _INTEGER.fullmatch(value)}
     if len(texts) < len(levels):

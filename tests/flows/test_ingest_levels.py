@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import polars as pl
+import pyreadstat
 import pytest
 
 from storage.dataset.dataset import open_dataset
@@ -181,6 +182,7 @@ SEVENTEEN = "<".join(map(str, range(17)))
         (["--ordinal", "mood:0-16"], "0-16 is not a range of 2 to 16 integers"),
         (["--levels", "r*:no<yes"], "--levels or --ordinal: there is no column 'r*'"),
         (["--ordinal", "moods"], "there is no column 'moods'. Did you mean 'mood'?"),
+        (["--map", "q9:1=0,0=1"], "--map: there is no column 'q9'. Columns: q1, q2"),
         (["--levels", "no<yes", "--threshold", "1"], "--levels and --threshold cannot be combined"),
         (
             ["--ordinal", "*", "--genotypes", "recessive"],
@@ -284,3 +286,16 @@ def test_codes_for_missing_among_the_levels(plain_cli, tmp_path):
     added = plain_cli("ingest", "a.csv", "--dataset", "d.zarr", "--append")
     assert added.code == 0, added.err
     assert read(tmp_path / "d.zarr")[5].tolist() == [9, 9, 1]
+
+
+def test_columns_with_labels_are_mapped_to_bits(plain_cli, tmp_path):
+    for name, labels in (("a", {1: "yes", 2: "no"}), ("b", {1: "no", 2: "yes"})):
+        table = pd.DataFrame({"q": [1, 2], "x": [0, 1]})
+        pyreadstat.write_sav(
+            table, str(tmp_path / f"{name}.sav"), variable_value_labels={"q": labels}
+        )
+    for option, answers in (("q:yes=1,no=0", [1, 0, 0, 1]), ("q:1=1,2=0", [1, 0, 1, 0])):
+        options = ["--dataset", "d.zarr", "--overwrite", "--map", option]
+        done = plain_cli("ingest", "a.sav", "b.sav", *options)
+        assert done.code == 0, done.err
+        assert read(tmp_path / "d.zarr")[:, 0].tolist() == answers
