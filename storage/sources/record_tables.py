@@ -31,7 +31,13 @@ from storage.sources.base import (
     divide_columns,
 )
 from storage.sources.ordered_levels import check_same_order, make_level_map, match_labels
-from storage.sources.value_codes import MISSING, ReadOptions, ValueMap, find_map
+from storage.sources.value_codes import (
+    MISSING,
+    ReadOptions,
+    ValueMap,
+    find_map,
+    suggest_map_of_labels,
+)
 
 RecordReader = Callable[[str, Sequence[str], int], Iterator[pa.RecordBatch]]
 """Reads columns of a file by name, a given number of rows at a time."""
@@ -54,6 +60,11 @@ class RecordSource(Source):
     can_be_continuous = True
 
     read_records: RecordReader
+    warnings: tuple[str, ...] = ()
+
+    def list_warnings(self) -> list[str]:
+        """List the warnings about the header."""
+        return [*self.warnings]
 
     def _read_batches(self) -> Generator[SourceBatch]:
         """Read ranges of rows."""
@@ -133,7 +144,22 @@ def open_statistics(path: str, options: ReadOptions) -> RecordSource:
     source = make_record_source(path, options, header.column_names, None, _iter_statistics)
     maps = ((name, _map_labels(path, name, header, options)) for name in source.feature_names)
     found = {name: value_map for name, value_map in maps if value_map is not None}
-    return replace(source, options=_add_maps(options, found))
+    warnings = (_warn_about_labels(path, name, header, options) for name in source.feature_names)
+    own = tuple(warning for warning in warnings if warning)
+    return replace(source, options=_add_maps(options, found), warnings=own)
+
+
+def _warn_about_labels(path: str, name: str, header: Any, options: ReadOptions) -> str:
+    """Warn about a column of 0 and 1 whose labels mean the opposite; empty if not."""
+    labels = header.variable_value_labels.get(name, {})
+    zero, one = (str(labels.get(code, "")).strip() for code in (0, 1))
+    remedy = suggest_map_of_labels(name, zero, one)
+    if not remedy or options.threshold is not None or options.find_map(name) is not None:
+        return ""
+    return (
+        f"{path}: column {name!r} was read by its codes, of which 0 has the label {zero!r} and 1 "
+        f"the label {one!r}; {remedy} reads the labels"
+    )
 
 
 def _map_labels(path: str, name: str, header: Any, options: ReadOptions) -> ValueMap | None:

@@ -516,6 +516,14 @@ def copy_to_row_order(codes: ValueCodes) -> ValueCodes:
     return ordered
 
 
+def suggest_map_of_labels(name: str, zero: str, one: str) -> str:
+    """Return the map of the labels of 0 and 1 if these mean the opposite, such as yes and no."""
+    words = [label.strip().casefold() for label in (zero, one)]
+    if words[0] not in _YES_WORDS - _BIT_WORDS or words[1] not in _NO_WORDS - _BIT_WORDS:
+        return ""
+    return f"{{map={quote_prefix(name)}{quote(zero)}=1,{quote(one)}=0}}"
+
+
 def remove_quotes(value: str) -> str:
     """Return a value without the quotes with which messages show a text."""
     if not value.startswith(("'", '"')):

@@ -299,3 +299,20 @@ def test_columns_with_labels_are_mapped_to_bits(plain_cli, tmp_path):
         done = plain_cli("ingest", "a.sav", "b.sav", *options)
         assert done.code == 0, done.err
         assert read(tmp_path / "d.zarr")[:, 0].tolist() == answers
+
+
+def test_labels_that_contradict_the_bits_are_warned_about(plain_cli, tmp_path):
+    for name, words in (("a", ("no", "yes")), ("b", ("Yes", "No"))):
+        table = pd.DataFrame({"q": [0, 1], "x": [0, 1]})
+        labels = {"q": dict(enumerate(words))}
+        pyreadstat.write_sav(table, str(tmp_path / f"{name}.sav"), variable_value_labels=labels)
+    files = ("ingest", "a.sav", "b.sav", "--dataset", "d.zarr", "--overwrite")
+    done = plain_cli(*files)
+    assert done.code == 0, done.err
+    shown = f"{done.out}{done.err}"
+    assert "a.sav: column" not in shown
+    assert "b.sav: column 'q' was read by its codes, of which 0 has the label 'Yes'" in shown
+    assert "--map q:Yes=1,No=0" in shown
+    done = plain_cli(*files, "--map", "q:Yes=1,No=0")
+    assert "by its codes" not in f"{done.out}{done.err}"
+    assert read(tmp_path / "d.zarr")[:, 0].tolist() == [0, 1, 1, 0]
