@@ -113,7 +113,9 @@ def handle_absent_chunks(
     if rule not in (None, *get_args(AbsentChunks)):
         known = ", ".join(get_args(AbsentChunks))
         raise DataError(f"{{absent_chunks}} is {rule!r}. Choose one of {known}.")
-    if rule == "fill" or len(array.shape) != 2:
+    fill = array.fill_value if hasattr(array, "fill_value") else array.fillvalue
+    is_nan = fill != fill  # such cells are missing, whether their chunk is absent or not
+    if rule == "fill" or len(array.shape) != 2 or (rule is None and is_nan):
         return array, None
     is_absent = find_absent_chunks(array)
     if not is_absent.any():
@@ -121,7 +123,6 @@ def handle_absent_chunks(
     if rule == "missing":
         return MaskedChunks(array, is_absent), None
     n_absent = int(is_absent.sum())
-    fill = array.fill_value if hasattr(array, "fill_value") else array.fillvalue
     are_absent = "is absent and was" if n_absent == 1 else "are absent and were"
     if rule is None:
         return array, (

@@ -426,8 +426,9 @@ def check_map_patterns(path: str, names: Sequence[str], options: ReadOptions) ->
     """Raise `DataError` if levels or maps are defined for features that do not exist."""
     for is_level, option in ((True, "{levels} or {ordinal}"), (False, "{map}")):
         maps = [m for m in options.maps if not m.is_continuous and bool(m.levels) == is_level]
-        present = _list_present([value_map.columns for value_map in maps], options)
-        _match_columns(path, option, present, names, options.is_append)
+        columns = [m.columns for m in maps if m.columns != "*"]
+        if present := _list_present(columns, options):
+            _match_columns(path, option, present, names, options.is_append)
 
 
 def _list_present(patterns: Sequence[str], options: ReadOptions) -> list[str]:

@@ -121,6 +121,14 @@ def test_absent_chunks_in_python(kind: str, tmp_path: Path) -> None:
             np.testing.assert_array_equal(read(dataset), np.where(IS_WRITTEN, X, absent))
 
 
+def test_absent_chunks_of_missing_values_need_no_warning(tmp_path: Path) -> None:
+    array = make_array({}, "v3", dtype="f4", fill_value=np.nan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dataset: Any = lb.from_numpy(array, path=tmp_path / "d.zarr")
+    np.testing.assert_array_equal(read(dataset), np.where(IS_WRITTEN, X, 2))
+
+
 def test_hdf5_that_was_never_written_is_absent_as_a_whole() -> None:
     file = h5py.File.in_memory()
     assert find_absent_chunks(file.create_dataset("X", X.shape, "u1")).tolist() == [[True]]
