@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from storage.dataset.feature_levels import BINARY_LEVELS
 from storage.errors import DataError
 from storage.format.schema import MISSING_INTEGER
+from storage.sources.text import warn_about_encoding
 from storage.sources.value_codes import (
     INVALID,
     MISSING,
@@ -41,6 +43,7 @@ AbsentFeatures = Literal["missing", "refuse"]
 _MIN_BATCH_ROWS = 64
 _CONTEXT_ROWS = 5000
 _MAX_NAMED = 5
+_TEXT_TABLE = re.compile(r"\.(csv|tsv)(\.gz)?$", re.IGNORECASE)
 _MAX_FEATURES = 10_000_000
 _MAX_INTEGER = 2**63 - 1
 _MAX_REASON_LENGTH = 300
@@ -176,7 +179,11 @@ class Source(ABC):
 
     def list_warnings(self) -> list[str]:
         """List what the reader assumed, for the summary and the manifest."""
-        return []
+        encoding = self.options.encoding
+        if encoding is None:
+            return []
+        texts = (path for path in self.files if _TEXT_TABLE.search(path) and Path(path).is_file())
+        return [warning for path in texts for warning in warn_about_encoding(path, encoding)]
 
     @property
     def files(self) -> tuple[str, ...]:

@@ -139,6 +139,21 @@ def check_encoding(path: str, encoding: str | None = None) -> None:
                 return
 
 
+def warn_about_encoding(path: str, encoding: str) -> list[str]:
+    """Warn about a file that begins as UTF-8 with letters beyond ASCII, in another encoding."""
+    stream, name = _open_encoded(path, encoding)
+    with stream:
+        data = stream.read(TABLE_BLOCK_BYTES)
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(data)
+    except UnicodeDecodeError:
+        return []
+    has_mark = name != codecs.lookup(encoding).name
+    if text.isascii() or has_mark or name == "utf-8":
+        return []
+    return [f"{path}: the file was read as {name}, but seems to be UTF-8: use {{encoding=utf-8}}"]
+
+
 def _make_encoding_error(path: str, name: str, line: int, error: UnicodeDecodeError) -> DataError:
     wrong = error.object[error.start : error.end]
     place = f"{path}: line {line}: the bytes {wrong.hex(' ')} are not {name.upper()} text"

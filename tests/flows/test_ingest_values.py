@@ -146,6 +146,11 @@ def test_the_encoding_is_recorded_and_used_for_appended_files(plain_cli, tmp_pat
     assert dataset.feature_names == ("Größe", "b")
     ids = dataset.column("id").tolist()
     assert ids == ["ä", "ö", "ü", "ß"]
+    assert "seems to be UTF-8" not in done.out
+    (tmp_path / "d.csv").write_text("b,id\n0,ß\n", encoding="utf-8")
+    options = ["--append", "--absent-features", "missing"]
+    done = plain_cli("ingest", "d.csv", "--dataset", "d.zarr", *options)
+    assert "d.csv: the file was read as iso8859-1, but seems to be UTF-8: use" in done.out
 
 
 @pytest.mark.parametrize("text", ["1_0", "１", "infinity"])
