@@ -405,7 +405,7 @@ class RestrictedBoltzmannMachine(GradientModel):
         self, shares: Array, working: Arrays, rng: np.random.Generator
     ) -> NDArray[np.uint8]:
         """Draw the persistent chains from independent features; no chains for `cd`."""
-        n_chains = int(working["batch"]) if self.method == "pcd" else 0
+        n_chains = int(working["batch"]) if self.method != "cd" else 0
         return (rng.random((n_chains, len(shares))) < shares).astype(np.uint8)
 
     def warm_start(self, state: FitState, params: RBMParams) -> FitState:
@@ -494,7 +494,7 @@ class RestrictedBoltzmannMachine(GradientModel):
             chains = self._draw_first_chains(state.params.shares, moved.working, rng)
         if moved.working["cooling"] > 0:
             factor = _choose_chain_factor(int(moved.working["batch"]), moved.params.weights.size)
-            n_chains = factor * int(moved.working["batch"]) if self.method == "pcd" else 0
+            n_chains = factor * int(moved.working["batch"]) if self.method != "cd" else 0
             chains = np.resize(chains, (n_chains, chains.shape[1]))  # repeats them
         moved = replace(moved, working={**moved.working, "chains": chains})
         return self._average_params(moved, int(state.working["cooling"]), returns)

@@ -408,6 +408,14 @@ def test_missing_values_do_not_matter_to_the_truth(by_others: bool) -> None:
     assert not by_others or seen > 0.06
 
 
+def test_large_machines_keep_their_chains_by_default() -> None:
+    X = np.random.default_rng(0).integers(0, 2, (200, 18)).astype(np.uint8)
+    fits = [fitted(X, n_components=17, method=method, max_iter=3) for method in ("auto", "pcd")]
+    np.testing.assert_array_equal(fits[0].params.theta, fits[1].params.theta)
+    other = fitted(X, n_components=17, method="cd", max_iter=3)
+    assert (fits[0].params.theta != other.params.theta).any()
+
+
 def test_a_fit_ends_at_the_mean_of_its_cooling_passes_and_scores_it() -> None:
     X, states = drawn(500, 6), list[FitState]()
     model = RestrictedBoltzmannMachine(4, method="pcd", max_iter=20, patience=20)
