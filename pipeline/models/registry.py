@@ -69,6 +69,12 @@ def find_models() -> dict[str, type[Model]]:
 
 def find_model_class(name: str) -> type[Model]:
     """Find a model by its name, or by its class: package.module:Class."""
+    if not isinstance(name, str):
+        raise FitError(
+            f"The model is {name!r:.60}, but must be a name, such as 'latent-trait', or the path "
+            "of a class, such as 'package.module:Class'.",
+            parameter="model",
+        )
     return import_model(name) if ":" in name else find_known_model(name)
 
 

@@ -133,6 +133,7 @@ def test_why_there_is_no_likelihood_is_said() -> None:
         ({"estimatr": "arcsine"}, "has no setting 'estimatr'.* Did you mean 'estimator'"),
         ({"model": "blica", "split": "train", "min_rows": 10**6}, "at least 3 usable segments"),
         ({"model": "latent-trai"}, "^model: There is no model"),
+        ({"model": 3}, "^model: The model is 3, but must be a name"),
         ({"model": "chow-liu2"}, "Did you mean 'chow-liu'.* chow-liu, clipped-pca, "),
         (
             {"model": "chow-liu", "components": 3},
