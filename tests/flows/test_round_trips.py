@@ -48,7 +48,7 @@ class Column:
     Attributes
     ----------
     levels
-        Names of the levels in increasing order; ("0", "1") of bits, empty of numbers.
+        Names of the levels in increasing order; without meaning for numbers and kept columns.
     values
         Level, number, or for a kept column any value, by row; None where missing.
     """
@@ -421,19 +421,19 @@ def test_every_format_is_read_cell_by_cell(file: str, seeds: range) -> None:
         run(file, seed)
 
 
-HOSTILE = (
+MEANINGLESS = (
     *("0_1", "1_000", "\uff11", "\u0661", "0x1", "1e400", "-inf", "infinity", "1,5", "1+0j", "0b1"),
     *("1 2", "--1", "1-", "=1", "'1", "0 days", "2020-01-01", "vrai", "\u2212 1"),
 )
 
 
-def run_hostile(file: str, seed: int) -> None:
+def run_meaningless(file: str, seed: int) -> None:
     """Write one value that means nothing, which the error must name with its row and column."""
     rng = Random(f"{file} {seed}")
     table = [c for c in select_columns(draw_table(rng), file) if c.kind != "kept"]
     style = replace(draw_style(rng, table, file), encoding="utf-8")
     table = [replace(c, values=tuple(v or 0 for v in c.values)) for c in table]
-    word, column = rng.choice(HOSTILE), rng.choice(table)
+    word, column = rng.choice(MEANINGLESS), rng.choice(table)
     row = rng.randrange(len(column.values))
     with pytest.MonkeyPatch.context() as patch, new_path() as folder:
         write = make_raw
@@ -461,7 +461,7 @@ def run_hostile(file: str, seed: int) -> None:
 @pytest.mark.parametrize("file", ["csv", "long"])
 def test_a_value_without_meaning_is_refused_with_its_place(file: str, seeds: range) -> None:
     for seed in seeds:
-        run_hostile(file, seed)
+        run_meaningless(file, seed)
 
 
 def run_frame(library: str, seed: int) -> None:
