@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 from flows.cli import progress
 from flows.running.server import run_embedded_server
 from pipeline.models import registry
+from storage.errors import DataError
 from storage.stores import object_store
 from tests.support.object_proxy import FaultyProxy, start_proxy
 from tests.support.object_servers import SERVERS, StoreServer
@@ -101,9 +102,12 @@ def short_pauses() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def fail_after_fits() -> Iterator[None]:
-    """Raise errors after a fit, such as that its report cannot be drawn; commands only warn."""
+    """Raise errors after a fit, such as that its report cannot be drawn; commands only warn.
+
+    A missing or damaged file is still warned about: tests remove some.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(progress, "_ERRORS_TO_WARN_OF", ())
+        patch.setattr(progress, "_ERRORS_TO_WARN_OF", (DataError,))
         yield
 
 
