@@ -412,7 +412,7 @@ def _open_sources(
 def _align_features(
     sources: Sequence[Any], base: BinaryDataset | None, append: AppendRules
 ) -> list[Any]:
-    """Give all sources the same features in the same order: those of the dataset, then new ones.
+    """Return sources with the same features in one order: those of the dataset, then new ones.
 
     Raises `DataError` if a source lacks features of the dataset, or of others, that it may not.
     """

@@ -44,7 +44,6 @@ from storage.sources.ordered_levels import (
     parse_ordinal,
     select_occurring_levels,
 )
-from storage.sources.other_formats import explain_other_format
 from storage.sources.spool import DuplicateRule
 from storage.sources.value_codes import (
     ReadOptions,
@@ -132,6 +131,37 @@ _OPENERS: dict[str, Callable[[str, ReadOptions], Source]] = {
     ".bed": _make_lazy_opener("genomics", "open_bed"),
     ".h5ad": _make_lazy_opener("genomics", "open_anndata"),
 }
+_READ_AS_FRAME = (
+    "Read it in Python and pass it on: latentbits.from_dataframe(pandas.READ, path={1!r})."
+)
+_OTHER_FORMATS = {
+    (".h5", ".hdf5", ".hdf", ".he5"): "Open it with h5py in Python and pass one of its arrays on: "
+    "latentbits.from_numpy(h5py.File({0!r})[NAME], path={1!r}).",
+    (".feather", ".arrow", ".ipc"): _READ_AS_FRAME.replace("READ", "read_feather({0!r})"),
+    (".json",): _READ_AS_FRAME.replace("READ", "read_json({0!r})"),
+    (".jsonl", ".ndjson"): _READ_AS_FRAME.replace("READ", "read_json({0!r}, lines=True)"),
+    (".orc",): _READ_AS_FRAME.replace("READ", "read_orc({0!r})"),
+    (".sas7bdat", ".xpt"): _READ_AS_FRAME.replace("READ", "read_sas({0!r})"),
+    (".por",): _READ_AS_FRAME.replace("READ", "read_spss({0!r})"),
+    (".mat",): "Read it in Python and pass a matrix on: "
+    "latentbits.from_numpy(scipy.io.loadmat({0!r})[NAME], path={1!r}).",
+    (".nc", ".nc4"): "Read it in Python and pass it on: "
+    "latentbits.from_dataframe(xarray.open_dataarray({0!r}), path={1!r}).",
+    (".rds", ".rda", ".rdata"): "Write the data frame in R with write.csv(DATA, 'data.csv', "
+    "row.names = FALSE), and read that file.",
+    (".xls", ".xlsb", ".xlsm", ".ods", ".numbers"): "Open it in a spreadsheet program, save it as "
+    ".xlsx or .csv, and read that file.",
+    (".vcf", ".vcf.gz", ".bcf", ".bgen", ".pgen", ".ped"): "Convert it to .bed with PLINK, and "
+    "read the .bed file.",
+    (".loom",): "Convert it with anndata.read_loom({0!r}).write_h5ad('data.h5ad'), and read that.",
+    (".db", ".sqlite", ".duckdb"): "Export the table to a .parquet or .csv file, and read that.",
+    (".zip", ".tar", ".tar.gz", ".tgz", ".7z", ".bz2", ".xz", ".zst"): "Unpack it, or compress a "
+    "text file with gzip.",
+    (".txt", ".tab", ".data", ".asc"): "If it is a table separated by commas or tabs, rename it to "
+    ".csv or .tsv.",
+    (".parq", ".pq"): "Rename it to .parquet.",
+}
+"""Ways to read files of formats that have no reader here, by suffix."""
 # Formats with names in separate files, which a single download would miss.
 _LOCAL_SUFFIXES = (".bed",)
 
@@ -215,12 +245,21 @@ def _make_folder_error(folder: Path) -> DataError:
 
 
 def _make_unknown_error(path: str) -> DataError:
-    if (way := explain_other_format(path)) is not None:
+    if (way := _explain_other_format(path)) is not None:
         return DataError(f"{path}: this format has no reader here. {way}")
     return DataError(
         f"{path}: the suffix {Path(path).suffix or 'none'!r} is unknown. Convert the file to a "
         f"Zarr array or one of {', '.join(_OPENERS)}, or rename it."
     )
+
+
+def _explain_other_format(path: str) -> str | None:
+    """Return how to read a file of a known format without a reader; None if it is not known."""
+    name = path.lower()
+    for suffixes, way in _OTHER_FORMATS.items():
+        if name.endswith(suffixes):
+            return way.format(path, "data.zarr")
+    return None
 
 
 def is_basket_file(path: str) -> bool:
