@@ -88,9 +88,9 @@ class ItemCovariance(NamedTuple):
     core: Array
 
     @classmethod
-    def from_array(cls, covariance: Array) -> ItemCovariance:
+    def from_array(cls, covariance: Any) -> ItemCovariance:
         """Return a covariance without factors."""
-        return cls(covariance, np.zeros((len(covariance), 0)), np.zeros((0, 0)))
+        return cls(covariance, np.zeros((covariance.shape[0], 0)), np.zeros((0, 0)))
 
     def take_first(self, n: int) -> ItemCovariance:
         """Return the covariance of the first n estimates."""
@@ -188,10 +188,7 @@ class ItemInformation(NamedTuple):
         try:
             return self._hold_common()._invert()
         except np.linalg.LinAlgError:  # the items do not determine what they have in common
-            n = len(self.known)
-            return ItemCovariance(self.own, np.zeros((n, 0)), np.zeros((0, 0))), np.ones(
-                n, np.bool_
-            )
+            return ItemCovariance.from_array(self.own), np.ones(len(self.known), np.bool_)
 
     def _invert(self) -> tuple[ItemCovariance, NDArray[np.bool_]]:
         inverses, is_unknown = self._invert_own()
