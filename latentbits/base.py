@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any, ClassVar, Literal, Self, TypeVar
 from warnings import warn
@@ -67,7 +67,7 @@ from pipeline.models.capabilities import (
     check_can_sample,
 )
 from pipeline.models.settings import list_hyperparameters
-from pipeline.params import get_named_arrays
+from pipeline.params import get_array, get_named_arrays, list_arrays
 from pipeline.statistics.counts import PairCounts
 from pipeline.statistics.labels import SEGMENT
 
@@ -660,7 +660,7 @@ def list_fitted_attributes(params: Any) -> dict[str, Any]:
     `NAME_` is the array NAME, None if it was not computed. `components_` is the first one with a
     value per feature and component, (n_components, n_features).
     """
-    attributes = {f"{field.name}_": getattr(params, field.name) for field in fields(params)}
+    attributes = {f"{name}_": get_array(params, name) for name in list_arrays(type(params))}
     for dims, values in get_named_arrays(params).values():
         if sorted(dims) == ["component", "feature"]:
             attributes["components_"] = values if dims[0] == "component" else values.T

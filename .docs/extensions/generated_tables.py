@@ -21,6 +21,7 @@ from sphinx.util.docutils import SphinxDirective
 from flows.cli.hyperparameters import format_setting
 from pipeline.models.registry import find_known_model
 from pipeline.models.settings import describe_settings, list_hyperparameters
+from pipeline.params import list_arrays
 
 TYPE_NAMES = {
     int: "whole number",
@@ -72,10 +73,9 @@ def format_values(kind: Any, allowed: Any) -> str:
 def format_arrays(name: str) -> str:
     """Write the table of the arrays that a model stores."""
     rows = []
-    for array in fields(find_known_model(name).params):
-        suffix = "_k" if "per_layer" in array.metadata else ""
-        dims = ", ".join(array.metadata["dims"]) or "a number"
-        rows.append((f"`{array.name}{suffix}`", dims))
+    for array, declared in list_arrays(find_known_model(name).params).items():
+        suffix = "_k" if declared.is_per_layer else ""
+        rows.append((f"`{array}{suffix}`", ", ".join(declared.dims) or "a number"))
     return format_table(("array", "dimensions"), rows)
 
 

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from flows.cli.errors import format_warnings
 from pipeline.data.features import read_dataset_features
 from pipeline.learning.convergence import describe_passes
+from pipeline.params import get_array
 
 _MAX_SHOWN = 8
 
@@ -122,6 +122,7 @@ def summarize_fit(manifest: Mapping[str, Any], params: Any) -> dict[str, Any]:
     """Summarize a fit from its manifest and parameters."""
     names = ("model", "split", "n_samples", "n_components", "iterations", "converged")
     n_features, n_fitted = count_features(manifest)
+    spectrum = get_array(params, "eigenvalues")
     return {
         **{name: manifest[name] for name in names},
         "warnings": format_warnings(manifest["warnings"]),
@@ -136,7 +137,7 @@ def summarize_fit(manifest: Mapping[str, Any], params: Any) -> dict[str, Any]:
         "covariates": manifest.get("covariates"),
         "warm_start": manifest["warm_start"],
         "drift": manifest["drift"],
-        "spectrum": np.asarray(getattr(params, "eigenvalues", ()))[:_MAX_SHOWN].tolist(),
+        "spectrum": [] if spectrum is None else spectrum[:_MAX_SHOWN].tolist(),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -57,6 +57,7 @@ from pipeline.models.row_covariates import measure_row_covariates
 from pipeline.models.row_groups import check_can_have_groups, list_groups
 from pipeline.models.row_weights import measure_row_weights
 from pipeline.models.structure import Structure
+from pipeline.params import list_arrays
 from pipeline.passes.map_reduce import KeptSums
 from pipeline.statistics.labels import SEGMENT
 from pipeline.statistics.sums import Statistics
@@ -256,7 +257,7 @@ def _check_labels(model: Model, dataset: BinaryDataset) -> None:
 
 def _load_truth(model: Model, dataset: BinaryDataset) -> NDArray[np.float64]:
     truth = read_true_mixing(dataset)
-    if all(param.name != "mixing" for param in fields(model.params)):
+    if "mixing" not in list_arrays(model.params):
         raise FitError(f"{model.name} has no mixing matrix. Leave out {{truth}}.")
     return truth
 

@@ -15,6 +15,7 @@ from pipeline.inference.orientation import (
     parse_poles,
 )
 from pipeline.models.base import reverse_components
+from pipeline.params import replace_arrays
 
 
 def orient_components(
@@ -55,7 +56,7 @@ def orient_components(
         positions,
     )
     arrays = reverse_components(fitted.model, fitted.params, signs)
-    params = replace(fitted.params, **arrays)
+    params = replace_arrays(fitted.params, arrays)
     fitted = replace(fitted, params=params, artifact=fitted.artifact.replace_arrays(arrays))
     if sample is not None:
         codes = sample.coded_rows.codes * signs

@@ -14,6 +14,7 @@ from pipeline.data.blocks import BinaryBlock, pack_block
 from pipeline.data.datasets import Dataset
 from pipeline.data.features import Feature, join_levels, list_features
 from pipeline.errors import FitError, FitWarning, format_suggestion
+from pipeline.params import get_array
 
 UNKNOWN_SEGMENT = -1
 """Index of segments that were not fitted; models use the mean of the fitted segments."""
@@ -25,18 +26,18 @@ def get_fitted_segments(params: Any) -> tuple[NDArray[np.int64], NDArray[np.int6
 
     Both are empty if the model has no parameters by segment.
     """
-    if getattr(params, "segments", None) is None:
+    if (segments := get_array(params, "segments")) is None:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    return params.segments, params.segment_rows
+    return segments, get_array(params, "segment_rows")
 
 
 def make_empty_rows(params: Any, n_rows: int, n_planes: int, segment: int = 0) -> BinaryBlock:
     """Return rows of zeros, with values of continuous features and covariates if needed."""
-    n_levels = getattr(params, "n_levels", None)
+    n_levels = get_array(params, "n_levels")
     n_continuous = 0 if n_levels is None else np.count_nonzero(n_levels == 1)
     numbers = np.zeros((n_continuous, n_rows), np.float32) if n_continuous else None
     block = pack_block(np.zeros((n_rows, n_planes), np.uint8), segment=segment, numbers=numbers)
-    center = getattr(params, "covariate_center", None)
+    center = get_array(params, "covariate_center")
     return block if center is None else replace(block, covariates=np.zeros((n_rows, len(center))))
 
 

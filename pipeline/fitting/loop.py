@@ -54,7 +54,7 @@ from pipeline.models.capabilities import (
     HasInformationPass,
 )
 from pipeline.models.state import Arrays, FitState
-from pipeline.params import convert_to_c_order, get_named_arrays
+from pipeline.params import convert_to_c_order, get_named_arrays, replace_arrays
 from pipeline.passes.map_reduce import (
     NO_KEPT_SUMS,
     TASK_MEMORY,
@@ -491,7 +491,7 @@ def _clear_unidentified_errors(model: Model, state: FitState) -> FitState:
         interval = np.zeros_like(arrays["probabilities_interval"])
         interval[1] = 1.0  # any probability
         errors["probabilities_interval"] = interval
-    params = replace(state.params, **errors)
+    params = replace_arrays(state.params, errors)
     return replace(state, params=params, warnings=(*state.warnings, FitWarning(text)))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -29,7 +29,7 @@ from pipeline.models.settings import check_types
 from pipeline.params import (
     find_unexpected_arrays,
     get_named_arrays,
-    list_nan_names,
+    list_arrays,
     params_from_arrays,
 )
 
@@ -177,18 +177,17 @@ def _check_values(params: Any) -> None:
     Errors and optional arrays, such as statistics of items, describe the fit: they may have any
     size.
     """
-    nan_names = list_nan_names(type(params))
-    unlimited = nan_names | {f.name for f in fields(params) if f.default is not MISSING}
-    declared = {f.name: f.metadata for f in fields(params)}
+    arrays = list_arrays(type(params))
     for name, (_, values) in get_named_arrays(params).items():
-        largest = np.finfo(np.float64).max if name in unlimited else _LARGEST_PARAMETER
+        declared = arrays.get(name) or arrays[name.rpartition("_")[0]]  # `NAME_0` is a layer
+        is_limited = declared.is_required and not declared.may_be_nan
+        largest = _LARGEST_PARAMETER if is_limited else np.finfo(np.float64).max
         is_usable = np.abs(values) <= largest
-        if name in nan_names:
+        if declared.may_be_nan:
             is_usable |= np.isnan(values)
         _check_entries(name, values, is_usable, f"a finite number up to {largest:.3g}")
-        metadata = declared.get(name) or declared[name.rpartition("_")[0]]  # `NAME_0` is a layer
-        allowed, total = metadata["range"], metadata.get("total")
-        _check_entries(name, values, allowed.compare(values), str(allowed))
+        _check_entries(name, values, declared.allowed.compare(values), str(declared.allowed))
+        total = declared.total
         if total is not None and abs(values.sum() - total) > _TOTAL_TOLERANCE:
             raise FitError(
                 f"The entries of {name} sum to {values.sum():.6g}, but must sum to {total:g}. "

@@ -23,7 +23,7 @@ from pipeline.errors import FitError, format_suggestion
 from pipeline.executors.base import Executor
 from pipeline.models.base import Model, reverse_components
 from pipeline.models.state import FitState
-from pipeline.params import convert_to_c_order, get_named_arrays
+from pipeline.params import convert_to_c_order, get_named_arrays, replace_arrays
 from pipeline.random import RowRandom
 
 Array = NDArray[np.float64]
@@ -196,7 +196,7 @@ def orient_fit(
         )
     names = [feature.name for feature in features]
     signs = choose_signs(model, state.params, n_components, names, poles, positions)
-    params = replace(state.params, **reverse_components(model, state.params, signs))
+    params = replace_arrays(state.params, reverse_components(model, state.params, signs))
     return replace(state, params=convert_to_c_order(params))
 
 

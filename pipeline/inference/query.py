@@ -31,6 +31,7 @@ from pipeline.inference.transform import iter_portions
 from pipeline.models.base import Model
 from pipeline.models.capabilities import HasLogLikelihood
 from pipeline.models.registry import find_models
+from pipeline.params import get_array
 from pipeline.random import RowRandom
 
 Array = NDArray[np.float64]
@@ -208,7 +209,7 @@ def answer_query(
             f"The model {model.name} has no likelihood, so it gives no probabilities of features. "
             f"Fit one of: {', '.join(able)}."
         )
-    if getattr(params, "covariate_center", None) is not None:
+    if get_array(params, "covariate_center") is not None:
         raise FitError(
             "The fit has covariates, so its probabilities differ from row to row. Fit without "
             "{covariates}."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -18,7 +17,7 @@ from pipeline.learning.convergence import ConvergenceCriterion, ObjectiveCriteri
 from pipeline.models.settings import check_settings
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure
-from pipeline.params import get_named_arrays
+from pipeline.params import get_named_arrays, list_arrays
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.sums import Statistics
@@ -255,8 +254,8 @@ class Model(Protocol):
 
 def has_segments(kind: type[Model]) -> bool:
     """Return whether every fit of a model has parameters per segment."""
-    required = (declared for declared in fields(kind.params) if declared.default is MISSING)
-    return any("segment" in declared.metadata["dims"] for declared in required)
+    declared = list_arrays(kind.params).values()
+    return any("segment" in array.dims for array in declared if array.is_required)
 
 
 def can_have_groups(kind: type[Model]) -> bool:

@@ -42,7 +42,7 @@ positive, length 1); sources whose variances are proportional over segments.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -85,7 +85,13 @@ from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.gaussian.pair_tables import PairStatus
 from pipeline.numerics.metrics import mean_cosine_similarity
-from pipeline.params import NumberRange, array_field, optional_array_field
+from pipeline.params import (
+    NumberRange,
+    array_field,
+    list_arrays,
+    optional_array_field,
+    params_from_arrays,
+)
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, PairCounts, make_tiles
 from pipeline.statistics.nested_features import warn_about_nested_features
@@ -421,11 +427,10 @@ def _check_varying(varies: NDArray[np.bool_], usable: NDArray[np.bool_]) -> None
 
 def make_empty_params(kind: type[ParamsT]) -> ParamsT:
     """Return empty parameters for the state before the fit, which is sent to tasks."""
-    declared = fields(kind)  # type: ignore[arg-type]
-    empty: dict[str, Any] = {
-        f.name: np.zeros((0,) * len(f.metadata["dims"])) for f in declared if f.default is MISSING
-    }
-    return kind(**empty)
+    required = {name: array for name, array in list_arrays(kind).items() if array.is_required}
+    empty = {name: np.zeros((0,) * len(array.dims)) for name, array in required.items()}
+    params: ParamsT = params_from_arrays(kind, empty)
+    return params
 
 
 def params_from_match(

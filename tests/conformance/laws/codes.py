@@ -21,6 +21,7 @@ from pipeline.data.tables import convert_array
 from pipeline.inference.transform import describe_codes
 from pipeline.models.base import reverse_components
 from pipeline.models.capabilities import CanReconstruct
+from pipeline.params import replace_arrays
 from pipeline.random import RowRandom
 from tests.conformance.checks import assert_finite, assert_same
 from tests.conformance.facts import Facts
@@ -121,7 +122,7 @@ def test_reversed_components_have_codes_of_the_other_sign(facts: Facts) -> None:
     if not model.signed_arrays:
         pytest.skip("the sign of a component has a meaning")
     signs = np.array([-1.0, 1.0])
-    other = replace(params, **reverse_components(model, params, signs))
+    other = replace_arrays(params, reverse_components(model, params, signs))
     block = probit(facts).take_rows(slice(20)).pack()
     means = [model.transform(p, block, RowRandom(0))["mean"] for p in (params, other)]
     np.testing.assert_allclose(means[1], means[0] * signs, atol=1e-5)
