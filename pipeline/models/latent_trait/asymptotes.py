@@ -53,10 +53,6 @@ from pipeline.models.latent_trait.em import (
     make_params,
     nodes_from_working,
 )
-from pipeline.models.latent_trait.fit_statistics import (
-    compute_fit_statistics,
-    compute_item_statistics,
-)
 from pipeline.models.latent_trait.group_design import (
     GroupDesign,
     factorize,
@@ -64,6 +60,7 @@ from pipeline.models.latent_trait.group_design import (
     shorten_step,
     solve_for_step,
 )
+from pipeline.models.latent_trait.item_fit import add_fit_statistics, make_binary_items
 from pipeline.models.latent_trait.item_priors import PRIOR_FAMILIES, ItemPrior, parse_prior
 from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.latent_trait.standard_errors import choose_asymptote_row_share
@@ -394,20 +391,12 @@ class AsymptoteTrait(ConfirmatoryTrait):
         else:
             nodes = nodes_from_working(state.working)
             assert nodes is not None
-            n_features = len(params.offsets)
-            varying = np.setdiff1d(np.arange(n_features), state.auxiliary["constant"])
-            n_own = sum(getattr(self, name) == "item" for name in _NAMES)
-            items = compute_item_statistics(params, statistics, nodes, varying, n_own)
-            params = replace(params, **items)
-            found |= compute_fit_statistics(
-                params,
-                statistics,
-                nodes,
-                n_parameters,
-                varying,
-                bool(state.auxiliary["has_sampling_weights"]),
-                list_free_directions(design, varying),
-            )
+            varying = np.setdiff1d(np.arange(len(params.offsets)), state.auxiliary["constant"])
+            is_common = [getattr(self, name) == "common" for name in _NAMES]
+            derivatives = _differentiate_items(design, np.array(is_common))
+            model = make_binary_items(params, nodes, varying, *derivatives)
+            state = add_fit_statistics(state, statistics, model, n_parameters)
+            params, found = state.params, found | state.diagnostics["fit_statistics"]
         diagnostics = {**state.diagnostics, "fit_statistics": found}
         return replace(state, params=params, diagnostics=diagnostics)
 
@@ -567,17 +556,21 @@ def _find_independent_sets(design: GroupDesign) -> tuple[int, Indices, Indices]:
     return int(n_sets), sets[:n_features], sets[n_features:]
 
 
-def list_free_directions(design: GroupDesign, features: Indices) -> Array:
-    """Return an orthonormal basis of the free directions of the first group's items.
+def _differentiate_items(
+    design: GroupDesign, is_common: NDArray[np.bool_]
+) -> tuple[scipy.sparse.csr_array, int]:
+    """Return the derivatives of the first group's items, (n_features width, n_free).
 
-    The rows are the parameters of these features, (n_features width, n_directions).
+    Also return the number of parameters without the last ones: asymptotes that all items share.
     """
-    index = design.index[0, features].ravel()
-    directions = np.zeros((len(index), design.n_free))
-    rows = np.flatnonzero(index >= 0)
-    directions[rows, index[rows]] = 1.0
-    directions = directions[:, directions.any(axis=0)]
-    return np.asarray(directions / np.linalg.norm(directions, axis=0))
+    index = design.index[0]
+    shared = np.unique(index[:, -2:][:, is_common])
+    shared = shared[shared >= 0]
+    order = np.concatenate([np.setdiff1d(np.arange(design.n_free), shared), shared])
+    rows, free = np.flatnonzero(index >= 0), index[index >= 0]
+    entries = (np.ones(len(rows)), (rows, np.argsort(order)[free]))
+    shape = (index.size, design.n_free)
+    return scipy.sparse.csr_array(entries, shape=shape), design.n_free - len(shared)
 
 
 def _warn_about_scale(statistics: Sums, names: Sequence[str]) -> list[FitWarning]:

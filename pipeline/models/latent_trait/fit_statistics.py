@@ -1,4 +1,10 @@
-"""Fit statistics of a latent-trait model: likelihood, M₂ and its indices, item fit, reliability."""
+"""Fit statistics of a latent-trait model: likelihood, M₂ or C₂ and their indices, reliability.
+
+A level j of an item has the plane t_j = [y ≥ j], so its score is y = Σ_j t_j. C₂ compares the
+shares of ones of all planes and the mean products of the scores of all pairs of items with the
+model (L. Cai, S. Monroe, CRESST report 839, 2014). If all items are binary, it is M₂ (A.
+Maydeu-Olivares, H. Joe, JASA 100 (2005)).
+"""
 
 from __future__ import annotations
 
@@ -12,84 +18,181 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.executors.cancellation import check_cancelled
-from pipeline.models.latent_trait.em import LatentTraitParams
 from pipeline.numerics.logistic.asymptotes import (
     Asymptotes,
-    compute_probabilities,
     differentiate_curves,
     list_directions,
 )
-from pipeline.numerics.logistic.information import compute_marginal_reliability, find_reversed_items
+from pipeline.numerics.logistic.categories.curves import (
+    ItemsAlike,
+    LevelItems,
+    compute_item_information,
+    compute_level_probabilities,
+    compute_plane_probabilities,
+    iter_alike,
+)
+from pipeline.numerics.logistic.categories.scores import extend_points
+from pipeline.numerics.logistic.information import average_reliability
 from pipeline.numerics.logistic.latent_nodes import Nodes
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
+Counts = NDArray[np.int64]
+Indices = NDArray[np.int64]
 
-SCORE_STATISTICS = ("s_x2", "s_x2_df", "s_x2_p")
 _MIN_ITEMS = 3  # fewer items have no informative sum scores
-MIN_EXPECTED = 1.0  # expected rows with and without an item in a cell
-MIN_PAIR_VARIANCE = 1e-12
-INVALID_WITH_WEIGHTS = "the rows have sampling weights"
+_MIN_PAIR_VARIANCE = 1e-12
+_INVALID_WITH_WEIGHTS = "the rows have sampling weights"
 _MAX_STEPS = 2000
 _RESIDUAL_TOLERANCE = 1e-4  # relative norm of the residual; the relative error of M₂ is near 1e-7
-RANK_TOLERANCE = 1e-12  # relative, squared; smaller derivatives count as zero
+_RANK_TOLERANCE = 1e-12  # relative, squared; smaller derivatives count as zero
 
 
-def compute_fit_statistics(
-    params: LatentTraitParams,
-    sums: Sums,
-    nodes: Nodes,
-    rank: int,
-    varying: NDArray[np.intp],
-    has_sampling_weights: bool,
-    directions: Array | None = None,
-) -> dict[str, Any]:
-    """Return likelihood, information criteria, reliability, M₂ with its indices, and rows of S-X².
+class FittedItems(NamedTuple):
+    """The items that vary in the data, and how they depend on the free parameters.
 
-    `sums` is the result of `summarize_information` over all rows, `rank` the number of identifiable
-    parameters, and `varying` the features that are not constant. `directions` are as in
-    `compute_m2_fit`. Entries that end in `_missing` state why an index is left out.
+    Attributes
+    ----------
+    features, planes
+        Their indices and those of their planes among all items, (n,) and (n_planes,).
+    items, nodes
+        The items, and a discrete approximation of the prior of the traits.
+    jacobian
+        Derivatives of weights and offsets of planes, (n_planes (q + 1), n_parameters). With
+        asymptotes, an item has their logits next to its offset.
+    level_counts
+        Number of rows with each level of each item, (n_levels,).
+    n_item_parameters
+        Number of the parameters of items, if the last ones are of traits, or asymptotes that all
+        items share; None if all are.
+    constraints
+        Gradients of what stays 0, (n_constraints, n_parameters); None if rotations of the traits
+        change nothing.
     """
-    n, log_likelihood = sums.weight, sums.objective
-    asymptotes = _select_asymptotes(params, varying)
-    statistics: dict[str, Any] = {
-        "log_likelihood": log_likelihood,
+
+    features: Indices
+    planes: Indices
+    items: LevelItems
+    nodes: Nodes
+    jacobian: scipy.sparse.csr_array
+    level_counts: Array
+    n_item_parameters: int | None = None
+    constraints: Array | None = None
+
+    @classmethod
+    def from_jacobian(
+        cls,
+        jacobian: scipy.sparse.csr_array,
+        items: LevelItems,
+        nodes: Nodes,
+        level_counts: Array,
+        n_item_parameters: int | None = None,
+        constraints: Array | None = None,
+    ) -> FittedItems:
+        """Select the items that have several levels in the data."""
+        n_planes = items.n_planes
+        n_present = np.zeros(len(n_planes), np.int64)
+        for alike in iter_alike(n_planes):
+            n_present[alike.features] = (level_counts[alike.levels] > 0).sum(axis=1)
+        features = np.flatnonzero(n_present > 1)
+        planes = np.flatnonzero(np.repeat(n_present > 1, n_planes))
+        asymptotes = items.asymptotes
+        if asymptotes is not None:
+            asymptotes = Asymptotes(*(values[features] for values in asymptotes))
+        chosen = LevelItems(
+            items.weights[planes],
+            items.offsets[planes],
+            n_planes[features],
+            items.is_cumulative,
+            asymptotes=asymptotes,
+        )
+        width = jacobian.shape[0] // len(items.offsets)
+        own = jacobian[(planes[:, None] * width + np.arange(width)).ravel()]
+        counts = level_counts[np.repeat(n_present > 1, n_planes + 1)]
+        return cls(features, planes, chosen, nodes, own, counts, n_item_parameters, constraints)
+
+    @property
+    def firsts(self) -> Indices:
+        """First plane of each item, (n,)."""
+        n_planes = self.items.n_planes
+        return np.cumsum(n_planes) - n_planes
+
+    @property
+    def n_parameters_per_plane(self) -> int:
+        """Number of rows of the Jacobian per plane."""
+        return int(self.jacobian.shape[0] // len(self.planes))
+
+    def find_informative_planes(self) -> Indices:
+        """Return the planes whose level is in the data, without the lowest such of each item."""
+        planes = [np.zeros(0, np.int64)]
+        for alike in iter_alike(self.items.n_planes):
+            is_present = self.level_counts[alike.levels] > 0
+            has_lower = np.cumsum(is_present, axis=1)[:, :-1] > 0
+            planes.append(alike.planes[is_present[:, 1:] & has_lower])
+        return np.sort(np.concatenate(planes))
+
+
+def compute_likelihood_statistics(
+    items: LevelItems, sums: Sums, rank: int, has_sampling_weights: bool
+) -> dict[str, Any]:
+    """Return likelihood, information criteria, reliability, or why criteria are left out.
+
+    `sums` is the result of the information pass over all rows, and `rank` the number of
+    identifiable parameters.
+    """
+    found: dict[str, Any] = {
+        "log_likelihood": sums.objective,
         "n_parameters": rank,
         "reliability": compute_reliability(sums).tolist(),
     }
-    if params.weights.shape[1] == 1:
-        curves = (params.weights[varying, 0], params.offsets[varying])
-        statistics["marginal_reliability"] = compute_marginal_reliability(*curves, asymptotes)
+    if items.weights.shape[1] == 1:
+        found["marginal_reliability"] = average_reliability(
+            lambda points: compute_item_information(items, points[:, None])[:, :, 0, 0].sum(0)
+        )
     if has_sampling_weights:
-        names = ("aic", "m2", "s_x2")
-        return statistics | {f"{name}_missing": INVALID_WITH_WEIGHTS for name in names}
-    statistics |= {
-        "aic": 2 * rank - 2 * log_likelihood,
-        "bic": rank * float(np.log(n)) - 2 * log_likelihood,
-    }
-    if reason := explain_missing_s_x2(sums.values, varying):
-        statistics["s_x2_missing"] = reason
+        return found | {"aic_missing": _INVALID_WITH_WEIGHTS}
+    found["aic"] = 2 * rank - 2 * sums.objective
+    found["bic"] = rank * float(np.log(sums.weight)) - 2 * sums.objective
+    return found
+
+
+def compute_fit_statistics(
+    model: FittedItems, sums: Sums, rank: int, has_sampling_weights: bool
+) -> dict[str, Any]:
+    """Return M₂ or C₂ with its indices, and the number of rows of S-X², or why they are left out.
+
+    Arguments are as for `compute_likelihood_statistics`. Entries that end in `_missing` state why
+    an index is left out.
+    """
+    found: dict[str, Any] = {"m2_form": "C2"} if (model.items.n_planes > 1).any() else {}
+    if has_sampling_weights:
+        return found | {f"{name}_missing": _INVALID_WITH_WEIGHTS for name in ("m2", "s_x2")}
+    if reason := explain_missing_s_x2(sums.values, model.features):
+        found["s_x2_missing"] = reason
     else:
-        statistics["s_x2_rows"] = int(sums.values["score_rows"].sum())
-    size = len(varying)
-    df = size * (size + 1) // 2 - rank
-    if reason := explain_missing_m2(sums, size, df, rank):
-        return statistics | {"m2_missing": reason}
-    both = sums.values["both"][np.ix_(varying, varying)]
+        found["s_x2_rows"] = int(sums.values["score_rows"].sum())
+    n, kept = len(model.features), model.find_informative_planes()
+    df = len(kept) + math.comb(n, 2) - rank
+    if reason := _explain_missing_m2(sums, n, df, rank):
+        return found | {"m2_missing": reason}
+    both = sums.values["both"][np.ix_(model.planes, model.planes)]
     n_complete = int(sums.values["score_rows"].sum())
-    if _has_constant_item(both, n_complete):
-        return statistics | {"m2_missing": "an item is constant in the rows that have all values"}
-    weights, offsets = params.weights[varying], params.offsets[varying]
-    if _is_certain_of_pairs(weights, offsets, nodes, asymptotes):
-        return statistics | {"m2_missing": "some pairs of items have a probability of 0 or 1"}
-    model = (weights, offsets, nodes, rank, asymptotes, directions)
-    fitted = compute_m2_fit(both, n_complete, *model)
-    assert fitted.df == df
-    independent = compute_independence_fit(both, n_complete)
-    return statistics | compute_fit_indices(fitted, independent, n_complete)
+    observed = _observe_moments(both / n_complete, model)
+    if (observed.compute_variances() <= 0).any():
+        return found | {"m2_missing": "an item is constant in the rows that have all values"}
+    if _expect_moments(model).compute_statistic_variances(kept).min() < _MIN_PAIR_VARIANCE:
+        return found | {"m2_missing": "some pairs of items have a probability of 0 or 1"}
+    fitted = compute_m2_fit(both, n_complete, model, rank)
+    correlations = observed.compute_correlations()[np.triu_indices(n, 1)]
+    independent = LimitedInformationFit(
+        n_complete * float((correlations**2).sum()),
+        len(correlations),
+        float(np.sqrt((correlations**2).mean())),
+    )
+    return found | _compute_fit_indices(fitted, independent, n_complete)
 
 
-def explain_missing_m2(sums: Sums, n_items: int, df: int, rank: int) -> str:
+def _explain_missing_m2(sums: Sums, n_items: int, df: int, rank: int) -> str:
     """Return why there is no M₂, or an empty text if nothing in the sums prevents it."""
     if "both" not in sums.values:
         return "there are too many items to compare their pairs"
@@ -103,31 +206,13 @@ def explain_missing_m2(sums: Sums, n_items: int, df: int, rank: int) -> str:
     return ""
 
 
-def _select_asymptotes(params: LatentTraitParams, features: NDArray[np.intp]) -> Asymptotes | None:
-    if (asymptotes := params.asymptotes) is None:
-        return None
-    return Asymptotes(*(values[features] for values in asymptotes))
-
-
-def _is_certain_of_pairs(
-    weights: Array, offsets: Array, nodes: Nodes, asymptotes: Asymptotes | None
-) -> bool:
-    """Return whether the variance of a product of two bits is 0, or nearly so."""
-    P = compute_probabilities(nodes.points @ weights.T + offsets, asymptotes)
-    shares = _compute_expected_shares(P, np.exp(nodes.log_weights))
-    return bool((shares * (1 - shares)).min() < MIN_PAIR_VARIANCE)
-
-
-def _compute_expected_shares(P: Array, node_shares: Array) -> Array:
-    """Return the probabilities of two ones, and of one on the diagonal; `P` is (n_nodes, n)."""
-    expected: Array = (P.T * node_shares) @ P
-    np.fill_diagonal(expected, node_shares @ P)
-    return expected
-
-
-def _has_constant_item(both: NDArray[np.int64], n_rows: int) -> bool:
-    ones = np.diag(both)
-    return bool(((ones == 0) | (ones == n_rows)).any())
+def explain_missing_s_x2(values: Mapping[str, Any], varying: NDArray[np.intp]) -> str:
+    """Return why there is no S-X², or an empty text if there is."""
+    if "score_rows" not in values:
+        return "there are too many items to compare their sum scores"
+    if len(varying) < _MIN_ITEMS:
+        return f"{len(varying)} items have no informative sum scores"
+    return "" if values["score_rows"].sum() else "no row has all values"
 
 
 def compute_reliability(sums: Sums) -> Array:
@@ -141,7 +226,28 @@ def compute_reliability(sums: Sums) -> Array:
     return reliability
 
 
-def compute_fit_indices(
+def compute_residual_fit(sums: Sums) -> dict[str, Array]:
+    """Return the mean squared residuals at the codes, `infit` and `outfit`, (n_features,) each."""
+    values = sums.values
+    return {
+        "infit": values["squares"] / np.maximum(values["variances"], np.finfo(float).tiny),
+        "outfit": values["squares_standardized"] / np.maximum(values["observed"], 1),
+    }
+
+
+class LimitedInformationFit(NamedTuple):
+    """Fit of a model to margins and pairs.
+
+    `m2` is N eᵀ C e, `df` the number of statistics compared minus the number of parameters, and
+    `srmsr` the root mean square of the residual correlations of pairs.
+    """
+
+    m2: float
+    df: int
+    srmsr: float
+
+
+def _compute_fit_indices(
     fitted: LimitedInformationFit, independent: LimitedInformationFit, n_rows: int
 ) -> dict[str, Any]:
     """Return RMSEA with its 90 % interval, SRMSR, CFI and TLI (P. M. Bentler, 1990)."""
@@ -168,393 +274,291 @@ def _noncentrality(value: float, df: int, level: float) -> float:
     return 0.0 if is_central else float(scipy.special.chndtrinc(value, df, level))
 
 
-def compute_item_statistics(
-    params: LatentTraitParams,
-    sums: Sums,
-    nodes: Nodes,
-    varying: NDArray[np.intp],
-    n_own_asymptotes: int = 0,
-) -> dict[str, Array]:
-    """Return infit, outfit, and S-X² with its degrees of freedom and p-value, each (n_features,).
-
-    `sums` is the result of `summarize_information` over all rows. Residuals are taken at the means
-    of the codes. S-X² is NaN for constant features, and for those without degrees of freedom. With
-    too many or too few items there is none. `n_own_asymptotes` is the number of asymptotes that
-    are estimated for each item.
-    """
-    values, statistics = sums.values, compute_residual_fit(sums)
-    if explain_missing_s_x2(values, varying):
-        return statistics
-    rows, ones = values["score_rows"], values["score_ones"]
-    n_complete = int(rows.sum())
-    # Constant features that are always 1 raise all scores alike.
-    n_always = int((np.delete(ones, varying, axis=1).sum(axis=0) == n_complete).sum())
-    scores = slice(n_always, n_always + len(varying) + 1)
-    # Of each item's answers, the share in complete rows; `observed` is of a sample of the rows.
-    answers = sums.weight * np.maximum(values["observed"][varying], 1)
-    shares = n_complete * float(values["weight_informing"]) / answers
-    # Reversed items are turned: the statistic of the zeros of an item is that of its ones.
-    is_reversed = find_reversed_items(params.weights)[varying]
-    rows, ones = rows[scores], ones[scores][:, varying]
-    sign = np.where(is_reversed, -1.0, 1.0)
-    asymptotes = _select_asymptotes(params, varying)
-    if asymptotes is not None:
-        g, s = asymptotes
-        asymptotes = Asymptotes(np.where(is_reversed, s, g), np.where(is_reversed, g, s))
-    by_score = item_fit_statistics(
-        rows,
-        np.where(is_reversed, rows[:, None] - ones, ones),
-        params.weights[varying] * sign[:, None],
-        params.offsets[varying] * sign,
-        nodes,
-        shares,
-        asymptotes,
-        n_own_asymptotes,
-    )
-    for name, value in zip(SCORE_STATISTICS, by_score, strict=True):
-        statistics[name] = np.full(len(params.offsets), np.nan)
-        statistics[name][varying] = value
-    return statistics
-
-
-def compute_residual_fit(sums: Sums) -> dict[str, Array]:
-    """Return the mean squared residuals at the codes, `infit` and `outfit`, (n_features,) each."""
-    values = sums.values
-    return {
-        "infit": values["squares"] / np.maximum(values["variances"], np.finfo(float).tiny),
-        "outfit": values["squares_standardized"] / np.maximum(values["observed"], 1),
-    }
-
-
-def explain_missing_s_x2(values: Mapping[str, Any], varying: NDArray[np.intp]) -> str:
-    """Return why there is no S-X², or an empty text if there is."""
-    if "score_rows" not in values:
-        return "there are too many items to compare their sum scores"
-    if len(varying) < _MIN_ITEMS:
-        return f"{len(varying)} items have no informative sum scores"
-    return "" if values["score_rows"].sum() else "no row has all values"
-
-
-class ItemFit(NamedTuple):
-    """S-X² of each item, its degrees of freedom and p-value, (n_features,).
-
-    All three are NaN if no degree of freedom is left.
-    """
-
-    s_x2: Array
-    df: Array
-    p: Array
-
-
-def item_fit_statistics(
-    rows: NDArray[np.int64],
-    ones: NDArray[np.int64],
-    weights: Array,
-    offsets: Array,
-    nodes: Nodes,
-    shares: Array,
-    asymptotes: Asymptotes | None = None,
-    n_own_asymptotes: int = 0,
-) -> ItemFit:
-    """Compute S-X² of each item from the rows without missing values.
-
-    N_k rows have the sum score k. An observed share O_ik and an expected share E_ik of them have
-    item i:
-
-        S-X²_i = Σ_k N_k (O_ik − E_ik)² / (E_ik (1 − E_ik)),   k = 1, …, n − 1
-
-    (M. Orlando, D. Thissen, Applied Psychological Measurement 24 (2000), eq. 5). A score with fewer
-    than one expected row with or without the item is merged with the next.
-
-    Estimating the q + 1 parameters of an item from these rows costs q + 1 degrees of freedom. If
-    only a share s of the item's answers are in these rows, the estimates follow the rows less. Then
-    the q + 1 directions that are fitted have variance 1 − s instead of 0, so that the mean of S-X²
-    is the number of cells minus s (q + 1), which is taken as its degrees of freedom.
-
-    Parameters
-    ----------
-    rows
-        Number of rows of each score, (n_features + 1,).
-    ones
-        Number of them that have each item, (n_features + 1, n_features).
-    weights, offsets, nodes
-        The model, as in `compute_m2_fit`.
-    shares
-        Share s of each item, (n_features,); 1 if no values are missing.
-    asymptotes, n_own_asymptotes
-        Guessing and slipping, if any, and how many of them are parameters of one item.
-    """
-    n_parameters = weights.shape[1] + 1 + n_own_asymptotes
-    expected = item_probabilities_by_score(weights, offsets, nodes, asymptotes)
-    s_x2, df = np.full(len(offsets), np.nan), np.full(len(offsets), np.nan)
-    for i, share in enumerate(shares):
-        cells = _merge_cells(rows[1:-1], ones[1:-1, i], expected[1:-1, i] * rows[1:-1])
-        if len(cells) > n_parameters:
-            n, o, e = cells.T
-            s_x2[i] = (n * (o - e) ** 2 / (e * (n - e))).sum()
-            df[i] = len(cells) - share * n_parameters
-    return ItemFit(s_x2, df, scipy.special.chdtrc(df, s_x2))
-
-
-def item_probabilities_by_score(
-    weights: Array, offsets: Array, nodes: Nodes, asymptotes: Asymptotes | None = None
-) -> Array:
-    """Return P(item | sum score), (n_features + 1, n_features).
-
-    Given a node, the characteristic function of the score is a product with one factor per item.
-    Dividing by a factor leaves the score of all other items. At an odd number of points, no factor
-    is 0.
-    """
-    n_features, share = len(offsets), np.exp(nodes.log_weights)
-    n_points = n_features + 1 + n_features % 2
-    P = compute_probabilities(nodes.points @ weights.T + offsets, asymptotes)
-    phase = np.exp(-2j * np.pi * np.arange(n_points // 2 + 1) / n_points) - 1
-    product = np.exp(sum(np.log1p(np.outer(p, phase)) for p in P.T))
-    scores = np.fft.irfft(share @ product, n_points)
-    expected = np.zeros((n_features + 1, n_features))
-    for i, p in enumerate(P.T):
-        others = (share * p) @ (product / (1 + np.outer(p, phase)))
-        expected[1:, i] = np.fft.irfft(others, n_points)[:n_features]
-    positive = np.maximum(scores[: n_features + 1], np.finfo(float).tiny)
-    return np.clip(expected / positive[:, None], 0.0, 1.0)
-
-
-def _merge_cells(rows: NDArray[np.int64], ones: NDArray[np.int64], expected: Array) -> Array:
-    """Merge scores into large enough cells: rows, ones and expected ones, (n_cells, 3)."""
-    ends, n, e = [0], 0.0, 0.0
-    for k, (n_rows, n_ones) in enumerate(zip(rows.tolist(), expected.tolist(), strict=True), 1):
-        n, e = n + n_rows, e + n_ones
-        if min(e, n - e) >= MIN_EXPECTED:
-            ends.append(k)
-            n = e = 0.0
-    cells = np.column_stack([rows, ones, expected])
-    return np.asarray(np.add.reduceat(cells, ends[:-1])) if ends[1:] else cells[:0]
-
-
-class LimitedInformationFit(NamedTuple):
-    """Fit of a model to margins and pairs.
-
-    `m2` is N eᵀ C e, `df` the number of shares compared minus the rank of Δ, and `srmsr` the root
-    mean square of the residual correlations of pairs.
-    """
-
-    m2: float
-    df: int
-    srmsr: float
-
-
-class _Curves(NamedTuple):
-    """P(x_i = 1 | node), P (1 − P), (n_nodes, n_features), and node weights, (n_nodes,)."""
-
-    P: Array
-    variance: Array
-    share: Array
-
-
-class _ShareDerivatives(NamedTuple):
-    """dπ_ij / d(w_i, b_i), and an orthonormal basis of the identifiable directions."""
-
-    values: Array
-    basis: Array
-
-
 def compute_m2_fit(
-    both: NDArray[np.int64],
-    n_rows: int,
-    weights: Array,
-    offsets: Array,
-    nodes: Nodes,
-    rank: int,
-    asymptotes: Asymptotes | None = None,
-    directions: Array | None = None,
+    both: Counts, n_rows: int, model: FittedItems, rank: int
 ) -> LimitedInformationFit:
-    """Compute M₂ of a logistic model on nodes.
+    """Compute M₂, or C₂, from complete rows.
 
-    With p the shares of ones of all features and pairs of features, π those of the model and N
-    rows,
+    With p the shares of ones of all planes and the mean products of the scores of pairs of items,
+    π those of the model and N rows,
 
         M₂ = N eᵀ C e,   e = p − π,   C = Ξ⁻¹ − Ξ⁻¹ Δ (Δᵀ Ξ⁻¹ Δ)⁻¹ Δᵀ Ξ⁻¹,
 
-    where Ξ is the covariance of one row's bits and their products, and Δ holds the derivatives of π
-    (A. Maydeu-Olivares, H. Joe, JASA 100 (2005), eq. 3.10). M₂ of every consistent estimator has a
-    χ² distribution. It is the maximum of 2 xᵀe − xᵀΞx with Δᵀx = 0, computed by conjugate gradients
-    without a matrix of pairs by pairs: given a node the bits are independent, so that Ξ times a
-    vector costs n_features² per node.
+    where Ξ is the covariance of one row's planes and products, and Δ holds the derivatives of π
+    (Maydeu-Olivares & Joe, eq. 3.10). M₂ of every consistent estimator has a χ² distribution. It is
+    the maximum of 2 xᵀe − xᵀΞx with Δᵀx = 0, computed by conjugate gradients without a matrix of
+    pairs by pairs: given a node the items are independent, so that Ξ times a vector costs n_items²
+    per node.
 
     Parameters
     ----------
     both, n_rows
-        Number of rows in which both features are 1, (n_features, n_features), and number of rows.
-        The diagonal counts the rows in which the feature is 1.
-    weights, offsets
-        Parameters, (n_features, q) and (n_features,).
-    nodes
-        Discrete approximation of the prior.
+        Number of rows in which both planes are 1, (n_planes, n_planes), and number of rows.
+    model
+        The model.
     rank
         Number of identifiable parameters.
-    asymptotes
-        Guessing and slipping of items, if any.
-    directions
-        Orthonormal basis of the estimated directions of all parameters of items, (n_features width,
-        n_directions); by default those of slopes and offsets without rotations.
     """
-    P = compute_probabilities(nodes.points @ weights.T + offsets, asymptotes)
-    curves = _Curves(P, P * (1 - P), np.exp(nodes.log_weights))
-    expected = _compute_expected_shares(P, curves.share)
-    shares = both / n_rows
-    slopes = _weigh_slopes(curves, weights, offsets, nodes, asymptotes)
-    basis = _find_identifiable_directions(weights) if directions is None else directions
-    derivatives = _ShareDerivatives(_share_derivatives(curves, slopes), basis)
-    m2 = n_rows * _maximize_quadratic(shares - expected, expected, curves, derivatives)
-    df = len(offsets) * (len(offsets) + 1) // 2 - rank
-    return LimitedInformationFit(m2, df, _srmsr(shares, expected))
-
-
-def compute_independence_fit(both: NDArray[np.int64], n_rows: int) -> LimitedInformationFit:
-    """Compute M₂ of independent features with the same margins."""
-    shares = both / n_rows
-    margins = np.diag(shares)
-    expected = np.outer(margins, margins)
-    residuals = (shares - expected) / np.sqrt(
-        np.outer(margins * (1 - margins), margins * (1 - margins))
+    kept = model.find_informative_planes()
+    observed, expected = _observe_moments(both / n_rows, model), _expect_moments(model)
+    residuals = (observed.compute_correlations() - expected.compute_correlations())[
+        np.triu_indices(len(model.features), 1)
+    ]
+    return LimitedInformationFit(
+        n_rows * _maximize_over_statistics(observed, expected, model, kept),
+        len(kept) + len(residuals) - rank,
+        float(np.sqrt((residuals**2).mean())),
     )
-    above = np.triu_indices(len(margins), 1)
-    m2 = n_rows * float((residuals[above] ** 2).sum())
-    np.fill_diagonal(expected, margins)
-    return LimitedInformationFit(m2, len(above[0]), _srmsr(shares, expected))
 
 
-def _srmsr(shares: Array, expected: Array) -> float:
-    residuals = _phi_correlations(shares) - _phi_correlations(expected)
-    return float(np.sqrt((residuals[np.triu_indices(len(shares), 1)] ** 2).mean()))
+class _Moments(NamedTuple):
+    """Shares of ones of planes, (n_planes,), and means of scores and their products.
+
+    Attributes
+    ----------
+    planes
+        (n_planes,).
+    scores, products
+        E[y_i], (n,), and E[y_i y_j], (n, n), with E[y_i²] on the diagonal.
+    squares
+        E[y_i² y_j²], (n, n), of the model; empty if observed.
+    """
+
+    planes: Array
+    scores: Array
+    products: Array
+    squares: Array
+
+    def compute_variances(self) -> Array:
+        """Return the variances of scores, (n,)."""
+        return np.asarray(np.diag(self.products) - self.scores**2)
+
+    def compute_correlations(self) -> Array:
+        """Return the correlations of scores, (n, n)."""
+        deviations = np.sqrt(self.compute_variances())
+        covariance = self.products - np.outer(self.scores, self.scores)
+        return np.asarray(covariance / np.outer(deviations, deviations))
+
+    def select(self, kept: Indices) -> Array:
+        """Return the statistics that M₂ compares: shares of planes, and products of pairs."""
+        return np.concatenate(
+            [self.planes[kept], self.products[np.triu_indices_from(self.products, 1)]]
+        )
+
+    def compute_statistic_variances(self, kept: Indices) -> Array:
+        """Return the variance of a row's contribution to each statistic of `select`."""
+        above = np.triu_indices_from(self.products, 1)
+        of_planes = self.planes[kept] * (1 - self.planes[kept])
+        return np.concatenate([of_planes, self.squares[above] - self.products[above] ** 2])
 
 
-def _phi_correlations(shares: Array) -> Array:
-    """Return the correlations of bits."""
-    p = np.diag(shares)
-    scale = np.sqrt(p * (1 - p))
-    correlations: Array = (shares - np.outer(p, p)) / np.outer(scale, scale)
-    return correlations
+def _observe_moments(shares: Array, model: FittedItems) -> _Moments:
+    """Return the moments in the data, given the shares of two ones of planes."""
+    by_item = np.add.reduceat(np.add.reduceat(shares, model.firsts, axis=0), model.firsts, axis=1)
+    planes = np.diag(shares)
+    return _Moments(planes, np.add.reduceat(planes, model.firsts), by_item, np.empty((0, 0)))
 
 
-def _weigh_slopes(
-    curves: _Curves, weights: Array, offsets: Array, nodes: Nodes, asymptotes: Asymptotes | None
-) -> list[Array]:
-    """Return dP_i by each parameter of item i times the node weights, (n_features, n_nodes)."""
-    if asymptotes is None:
-        z = np.column_stack([nodes.points, np.ones(len(nodes.points))])
-        return [curves.variance.T * (curves.share * column) for column in z.T]
-    eta = weights @ nodes.points.T + offsets[:, None]
-    by_eta = curves.P.T * differentiate_curves(eta, asymptotes.by_item).log_one
-    return [*np.einsum("ail,l,alc->cil", by_eta, curves.share, list_directions(nodes.points))]
+class _Curves(NamedTuple):
+    """Probabilities and scores given each node.
+
+    Attributes
+    ----------
+    planes
+        P(t_j = 1), (n_nodes, n_planes).
+    scores, variances
+        Mean and variance of y, (n_nodes, n).
+    shares
+        Weights of the nodes, (n_nodes,).
+    """
+
+    planes: Array
+    scores: Array
+    variances: Array
+    shares: Array
 
 
-def _share_derivatives(curves: _Curves, slopes: list[Array]) -> Array:
-    """Return dπ_ij by the parameters of item i, (n_features, n_features, width), and dπ_i."""
-    columns = []
-    for slope in slopes:
-        derivative = slope @ curves.P
-        np.fill_diagonal(derivative, slope.sum(axis=1))
-        columns.append(derivative)
-    return np.stack(columns, axis=2)
+def _tabulate_curves(model: FittedItems) -> _Curves:
+    items, points = model.items, model.nodes.points
+    P, levels = (
+        compute_plane_probabilities(items, points),
+        compute_level_probabilities(items, points),
+    )
+    n = len(model.features)
+    scores, variances = np.empty((len(points), n)), np.empty((len(points), n))
+    for alike in iter_alike(items.n_planes):
+        own, values = levels[:, alike.levels], np.arange(alike.levels.shape[1])
+        mean = own @ values
+        scores[:, alike.features] = mean
+        variances[:, alike.features] = (own * (values - mean[:, :, None]) ** 2).sum(axis=2)
+    return _Curves(P, scores, variances, np.exp(model.nodes.log_weights))
 
 
-def _find_identifiable_directions(weights: Array) -> Array:
-    """Return a basis orthogonal to rotations of the components, (n_features (q + 1), n)."""
-    n_features, q = weights.shape
-    rotations = np.zeros((math.comb(q, 2), n_features, q + 1))
-    for rotation, (a, b) in zip(rotations, combinations(range(q), 2), strict=True):
-        rotation[:, a], rotation[:, b] = weights[:, b], -weights[:, a]
-    if not len(rotations):
-        return np.eye(n_features * (q + 1))
-    return np.asarray(scipy.linalg.null_space(rotations.reshape(len(rotations), -1)))
+def _expect_moments(model: FittedItems) -> _Moments:
+    """Return the moments of the model."""
+    curves = _tabulate_curves(model)
+    weighted = curves.scores.T * curves.shares
+    second = curves.variances + curves.scores**2
+    products, squares = weighted @ curves.scores, (second.T * curves.shares) @ second
+    np.fill_diagonal(products, curves.shares @ second)
+    return _Moments(curves.shares @ curves.planes, weighted.sum(axis=1), products, squares)
 
 
-def make_equal_slope_directions(n_features: int) -> Array:
-    """Return a basis of a slope that all features share and their offsets, for one component."""
-    directions = np.zeros((n_features, 2, 1 + n_features))
-    directions[:, 0, 0] = 1 / math.sqrt(n_features)
-    directions[:, 1, 1:] = np.eye(n_features)
-    return directions.reshape(2 * n_features, -1)
-
-
-# Below, a vector over features and pairs is a symmetric matrix with the features on the diagonal.
-
-
-def _maximize_quadratic(
-    e: Array, expected: Array, curves: _Curves, slopes: _ShareDerivatives
+def _maximize_over_statistics(
+    observed: _Moments, expected: _Moments, model: FittedItems, kept: Indices
 ) -> float:
-    """Return max 2 xᵀe − xᵀΞx with Δᵀx = 0, by conjugate gradients on x scaled by Ξ's diagonal."""
-    deviations = np.sqrt(expected * (1 - expected))
-    project = _make_projection(slopes.values / deviations[:, :, None], slopes.basis)
+    """Return max 2 xᵀe − xᵀΞx with Δᵀx = 0, with x scaled by the diagonal of Ξ."""
+    deviations = np.sqrt(expected.compute_statistic_variances(kept))
+    residual = (observed.select(kept) - expected.select(kept)) / deviations
+    scale = scipy.sparse.diags_array(1 / deviations)
+    slopes = (scale @ _differentiate_statistics(model, kept) @ model.jacobian).tocsr()
+    inverse = _invert_gram((slopes.T @ slopes).toarray(), _find_fixed_directions(model))
+    curves, n_planes = _tabulate_curves(model), model.items.n_planes
+    owners = np.repeat(np.arange(len(n_planes)), n_planes)
+
+    def project(x: Array) -> Array:
+        return np.asarray(x - slopes @ (inverse @ (slopes.T @ x)))
 
     def multiply(x: Array) -> Array:
-        return project(_multiply_covariance(x / deviations, curves) / deviations)
+        image = _multiply_covariance(x / deviations, curves, owners, kept, model)
+        return project(image / deviations)
 
-    return maximize_quadratic(project(e / deviations), multiply, _pair_dot)
+    return _maximize_quadratic(project(residual), multiply)
 
 
-def maximize_quadratic(
-    slope: Array, multiply: Callable[[Array], Array], dot: Callable[[Array, Array], float]
-) -> float:
+def _maximize_quadratic(slope: Array, multiply: Callable[[Array], Array]) -> float:
     """Return max 2 xᵀs − xᵀAx by conjugate gradients, given the slope s and the map x ↦ Ax."""
     x, residual, direction = np.zeros_like(slope), slope, slope
-    first = before = dot(residual, residual)
+    first = before = float(residual @ residual)
     for _ in range(_MAX_STEPS):
         if before <= _RESIDUAL_TOLERANCE**2 * first:
             break
         check_cancelled()
         image = multiply(direction)
-        step = before / dot(direction, image)
+        step = before / float(direction @ image)
         x, residual = x + step * direction, residual - step * image
-        after = dot(residual, residual)
+        after = float(residual @ residual)
         direction, before = residual + after / before * direction, after
-    return dot(x, slope)
+    return float(x @ slope)
 
 
-def _pair_dot(a: Array, b: Array) -> float:
-    """Return the inner product of two vectors over features and pairs."""
-    return 0.5 * float(np.vdot(a, b) + np.diag(a) @ np.diag(b))
+def _invert_gram(gram: Array, fixed: Array) -> Array:
+    """Return the pseudoinverse of a Gram matrix without fixed directions, (n, n_fixed)."""
+    moved = gram @ fixed
+    crossed = moved @ fixed.T
+    gram = gram - crossed - crossed.T + fixed @ (fixed.T @ moved) @ fixed.T
+    values, vectors = scipy.linalg.eigh(gram, driver="evd", overwrite_a=True)
+    is_used = values > _RANK_TOLERANCE * values[-1]
+    vectors = vectors[:, is_used]
+    return np.asarray((vectors / values[is_used]) @ vectors.T)
 
 
-def _make_projection(slopes: Array, basis: Array) -> Callable[[Array], Array]:
-    """Return the projection on Δᵀx = 0; `slopes` is (n_features, n_features, q + 1).
+def _find_fixed_directions(model: FittedItems) -> Array:
+    """Return an orthonormal basis of the directions in which parameters stay, (n_parameters, n).
 
-    Column (i, c) of Δ holds the derivatives of all pairs with i, and of i itself.
+    These are the constraints, or the rotations of the traits.
     """
-    n, _, width = slopes.shape
-    # The pair ij occurs in the columns of i and of j.
-    gram = np.einsum("ijc,jid->icjd", slopes, slopes)
-    own = np.einsum("ijc,ijd->icd", slopes, slopes)
-    gram[np.arange(n), :, np.arange(n)] = own
-    along = basis.T @ gram.reshape(n * width, -1) @ basis
-    inverse = basis @ scipy.linalg.pinvh(along, rtol=RANK_TOLERANCE) @ basis.T
-
-    def project(x: Array) -> Array:
-        shares = (inverse @ np.einsum("ijc,ij->ic", slopes, x).ravel()).reshape(n, width)
-        inside = np.einsum("ijc,ic->ij", slopes, shares)
-        both = inside + inside.T
-        np.fill_diagonal(both, np.diag(inside))
-        return np.asarray(x - both)
-
-    return project
+    if model.constraints is not None:
+        return np.asarray(scipy.linalg.orth(model.constraints.T))
+    weights, width = model.items.weights, model.n_parameters_per_plane
+    n_planes, q = weights.shape
+    rotations = np.zeros((math.comb(q, 2), n_planes, width))
+    for rotation, (a, b) in zip(rotations, combinations(range(q), 2), strict=True):
+        rotation[:, a], rotation[:, b] = weights[:, b], -weights[:, a]
+    free = np.zeros((model.jacobian.shape[1], len(rotations)))
+    for place, rotation in enumerate(rotations):
+        found = scipy.sparse.linalg.lsqr(model.jacobian, rotation.ravel(), atol=0, btol=1e-14)
+        free[:, place] = found[0]
+    return np.asarray(scipy.linalg.orth(free)) if len(rotations) else free
 
 
-def _multiply_covariance(x: Array, curves: _Curves) -> Array:
+def _multiply_covariance(
+    x: Array, curves: _Curves, owners: Indices, kept: Indices, model: FittedItems
+) -> Array:
     """Return Ξx.
 
-    Given a node, the centred bits y_i and the products y_i y_j are uncorrelated, with variances s_i
-    and s_i s_j. The vector is transformed to this basis and back.
+    Given a node, the centred planes of an item and the centred products of scores of pairs are
+    uncorrelated. The vector is transformed to this basis and back.
     """
-    singles, pairs = np.diag(x), x - np.diag(np.diag(x))
-    s = curves.variance
-    slopes = s * (singles + curves.P @ pairs)  # (n_nodes, n_features)
-    weighted = curves.P.T * curves.share
-    crossed = weighted @ slopes
-    product: Array = crossed + crossed.T + pairs * ((s.T * curves.share) @ s)
-    np.fill_diagonal(product, curves.share @ slopes)
-    means = curves.P @ singles + 0.5 * ((curves.P @ pairs) * curves.P).sum(axis=1)
-    between = curves.share * (means - curves.share @ means)
-    shifted = (curves.P.T * between) @ curves.P
-    np.fill_diagonal(shifted, between @ curves.P)
-    return np.asarray(product + shifted)
+    n = len(model.features)
+    above = np.triu_indices(n, 1)
+    singles, pairs = np.zeros(len(owners)), np.zeros((n, n))
+    singles[kept], pairs[above] = x[: len(kept)], x[len(kept) :]
+    pairs += pairs.T
+    toward = curves.scores @ pairs  # (n_nodes, n)
+    own = _multiply_plane_covariance(singles + toward[:, owners], curves.planes, model)
+    by_item = np.add.reduceat(own, model.firsts, axis=1)
+    weighted = curves.scores.T * curves.shares
+    crossed = weighted @ by_item
+    product = (
+        crossed + crossed.T + pairs * ((curves.variances.T * curves.shares) @ curves.variances)
+    )
+    means = curves.planes @ singles + 0.5 * (toward * curves.scores).sum(axis=1)
+    between = curves.shares * (means - curves.shares @ means)
+    product += (curves.scores.T * between) @ curves.scores
+    of_planes = curves.shares @ own + between @ curves.planes
+    return np.concatenate([of_planes[kept], product[above]])
+
+
+def _multiply_plane_covariance(x: Array, P: Array, model: FittedItems) -> Array:
+    """Return the covariance of the planes of each item given a node times x, (n_nodes, n_planes).
+
+    E[t_j t_k] is P of the higher of both planes.
+    """
+    product = np.empty_like(x)
+    for alike in iter_alike(model.items.n_planes):
+        own, p = x[:, alike.planes], P[:, alike.planes]
+        lower, weighted = np.cumsum(own, axis=2), p * own
+        higher = np.cumsum(weighted[:, :, ::-1], axis=2)[:, :, ::-1] - weighted
+        total = weighted.sum(axis=2, keepdims=True)
+        product[:, alike.planes] = p * lower + higher - p * total
+    return product
+
+
+def _differentiate_statistics(model: FittedItems, kept: Indices) -> scipy.sparse.csr_array:
+    """Return the derivatives of the statistics in the rows of the Jacobian, (n_statistics, …)."""
+    items, n, width = model.items, len(model.features), model.n_parameters_per_plane
+    curves, eta = _tabulate_curves(model), items.compute_forms(model.nodes.points)
+    place_of_plane = np.full(len(eta), -1)
+    place_of_plane[kept] = np.arange(len(kept))
+    place_of_pair = np.zeros((n, n), np.int64)
+    above = np.triu_indices(n, 1)
+    place_of_pair[above] = len(kept) + np.arange(len(above[0]))
+    place_of_pair += place_of_pair.T
+    directions = extend_points(model.nodes.points)[None]
+    if items.asymptotes is not None:
+        directions = list_directions(model.nodes.points)
+    directions = directions * curves.shares[:, None]
+    values, rows, columns = [], [], []
+    for alike in iter_alike(items.n_planes):
+        slopes = _differentiate_planes(items, eta, alike)
+        by_plane = np.einsum("aikjl,alc->ikjc", slopes, directions, optimize=True)
+        by_score = np.einsum(
+            "aijl,lk,alc->ijkc", slopes.sum(axis=2), curves.scores, directions, optimize=True
+        )
+        for item, planes, of_planes, of_pairs in zip(
+            alike.features, alike.planes, by_plane, by_score, strict=True
+        ):
+            place = planes[:, None] * width + np.arange(width)  # (m, width)
+            is_kept, others = place_of_plane[planes] >= 0, np.delete(np.arange(n), item)
+            of_planes = of_planes[is_kept]
+            values += [of_planes.reshape(-1), of_pairs[:, others].transpose(1, 0, 2).reshape(-1)]
+            for own_rows in (place_of_plane[planes[is_kept]], place_of_pair[item, others]):
+                rows.append(np.repeat(own_rows, place.size))
+                columns.append(np.tile(place.reshape(-1), len(own_rows)))
+    places = (np.concatenate(rows), np.concatenate(columns))
+    shape = (len(kept) + len(above[0]), len(eta) * width)
+    return scipy.sparse.csr_array((np.concatenate(values), places), shape=shape)
+
+
+def _differentiate_planes(items: LevelItems, eta: Array, alike: ItemsAlike) -> Array:
+    """Return ∂ P(t_k) / ∂ η_j, (1, n, m, m, n_nodes) with k before j.
+
+    With asymptotes there are three such arrays, by (η, logit g, logit s).
+    """
+    P = np.exp(items.compute_log_probabilities(eta, alike))
+    if items.asymptotes is not None:
+        by_parameter = differentiate_curves(eta, items.asymptotes.by_item).log_one
+        return np.asarray((by_parameter * P[:, 1])[:, :, None, None])
+    slopes = items.differentiate(eta, alike) * P[:, :, None]  # ∂ P_c / ∂ η_j
+    return np.cumsum(slopes[:, :0:-1], axis=1)[:, ::-1][None]

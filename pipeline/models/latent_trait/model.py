@@ -100,11 +100,7 @@ from pipeline.models.latent_trait.em import (
     use_last_lattice,
     variational_posterior,
 )
-from pipeline.models.latent_trait.fit_statistics import (
-    compute_fit_statistics,
-    compute_item_statistics,
-    make_equal_slope_directions,
-)
+from pipeline.models.latent_trait.item_fit import add_fit_statistics, make_binary_items
 from pipeline.models.latent_trait.item_priors import (
     DEFAULT_ASYMPTOTE_PRIOR,
     PRIOR_FAMILIES,
@@ -142,7 +138,6 @@ from pipeline.numerics.logistic.centred_points import TraitItems, posterior_by_s
 from pipeline.numerics.logistic.information import compute_person_fit
 from pipeline.numerics.logistic.latent_nodes import (
     MAX_COMPONENTS,
-    Nodes,
     draw_nodes,
 )
 from pipeline.numerics.logistic.lattice_nodes import estimate_lattice_e_step
@@ -866,17 +861,17 @@ class LatentTrait(Model):
     def _add_fit_statistics(
         self, state: FitState, statistics: Sums, varying: NDArray[np.intp]
     ) -> FitState:
-        params, q = state.params, state.params.weights.shape[1]
-        nodes = Nodes(state.working["points"], state.working["log_weights"])
-        item_statistics = compute_item_statistics(params, statistics, nodes, varying)
+        nodes, q = nodes_from_working(state.working), state.params.weights.shape[1]
+        assert nodes is not None
+        n = len(state.params.offsets)
+        jacobian = scipy.sparse.eye_array(n * (q + 1), format="csr")
+        if self._has_equal_slopes:  # the slope is the first parameter
+            columns = np.column_stack([np.zeros(n, np.int64), 1 + np.arange(n)]).ravel()
+            places = (np.arange(2 * n), columns)
+            jacobian = scipy.sparse.csr_array((np.ones(2 * n), places))
+        model = make_binary_items(state.params, nodes, varying, jacobian)
         rank = count_parameters(len(varying), q, self._has_equal_slopes)
-        is_sampled = bool(state.auxiliary["has_sampling_weights"])
-        directions = make_equal_slope_directions(len(varying)) if self._has_equal_slopes else None
-        fit_statistics = compute_fit_statistics(
-            params, statistics, nodes, rank, varying, is_sampled, directions
-        )
-        diagnostics = {**state.diagnostics, "fit_statistics": fit_statistics}
-        return replace(state, params=replace(params, **item_statistics), diagnostics=diagnostics)
+        return add_fit_statistics(state, statistics, model, rank)
 
     def _add_errors(self, state: FitState, statistics: Sums, varying: NDArray[np.intp]) -> FitState:
         params, is_complete = state.params, bool(state.auxiliary["is_complete"])

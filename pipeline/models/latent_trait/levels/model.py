@@ -61,18 +61,19 @@ from pipeline.models.latent_trait.em import (
     sum_level_regression,
     unpack_answers,
 )
-from pipeline.models.latent_trait.fit_statistics import compute_reliability, compute_residual_fit
+from pipeline.models.latent_trait.fit_statistics import (
+    FittedItems,
+    compute_fit_statistics,
+    compute_likelihood_statistics,
+    compute_residual_fit,
+)
 from pipeline.models.latent_trait.group_errors import invert_group_information
+from pipeline.models.latent_trait.item_fit import compute_item_fit
 from pipeline.models.latent_trait.levels.design import (
     LevelDesign,
     find_margin_offsets,
     make_level_design,
 )
-from pipeline.models.latent_trait.levels.fit_statistics import (
-    LevelModel,
-    compute_level_fit_statistics,
-)
-from pipeline.models.latent_trait.levels.item_fit import compute_level_item_fit
 from pipeline.models.latent_trait.levels.params import (
     Matrix,
     map_to_items,
@@ -108,7 +109,6 @@ from pipeline.models.structure import Structure, add_structure
 from pipeline.numerics.logistic.categories.curves import (
     LevelItems,
     choose_level_lattice,
-    compute_item_information,
     iter_alike,
     make_level_nodes,
 )
@@ -126,7 +126,7 @@ from pipeline.numerics.logistic.categories.scores import (
     sum_level_blocks,
     sum_level_scores,
 )
-from pipeline.numerics.logistic.information import average_reliability, find_reversed_items
+from pipeline.numerics.logistic.information import find_reversed_items
 from pipeline.numerics.logistic.latent_nodes import (
     MAX_COMPONENTS,
     Nodes,
@@ -685,11 +685,13 @@ class OrdinalTrait(LatentTrait):
         nodes = nodes_from_working(state.working)
         assert nodes is not None
         params = replace(params, **compute_residual_fit(statistics))
-        found = self._compute_likelihood_statistics(design, state, statistics)
+        rank, items = self._count_parameters(design), params.get_level_items(self.items)
+        is_sampled = bool(state.auxiliary["has_sampling_weights"])
+        found = compute_likelihood_statistics(items, statistics, rank, is_sampled)
         if reason := self._missing_fit_reason:
             found |= dict.fromkeys(("m2_missing", "s_x2_missing"), reason)
         else:
-            model = LevelModel.from_jacobian(
+            model = FittedItems.from_jacobian(
                 self._differentiate_forms(design, params),
                 self._get_items(params),
                 nodes,
@@ -697,10 +699,9 @@ class OrdinalTrait(LatentTrait):
                 design.n_free,
                 self._list_constraints(design, params),
             )
-            params = replace(params, **self._compute_item_fit(model, state, statistics))
-            is_sampled = bool(state.auxiliary["has_sampling_weights"])
-            rank = found["n_parameters"]
-            found |= compute_level_fit_statistics(model, statistics, rank, is_sampled)
+            is_reversed = find_reversed_items(params.weights)
+            params = replace(params, **compute_item_fit(model, statistics, is_reversed))
+            found |= compute_fit_statistics(model, statistics, rank, is_sampled)
         diagnostics = {**state.diagnostics, "fit_statistics": found}
         state = replace(state, params=params, diagnostics=diagnostics)
         form = self._choose_form(state)
@@ -721,42 +722,6 @@ class OrdinalTrait(LatentTrait):
         names = self._name_items(np.arange(len(self.n_planes)))
         warnings = (*warnings, *warn_about_reversed_items(params, names))
         return replace(state, params=params, warnings=warnings)
-
-    def _compute_item_fit(
-        self, model: LevelModel, state: FitState, statistics: Sums
-    ) -> dict[str, Array]:
-        """Return S-X² unless the rows have sampling weights."""
-        if state.auxiliary["has_sampling_weights"]:
-            return {}
-        levels = np.concatenate([np.arange(m + 1) for m in self.n_planes])
-        is_certain = state.auxiliary["level_counts"] > 0
-        is_certain &= np.repeat(
-            ~np.isin(np.arange(len(self.n_planes)), model.features), self.n_planes + 1
-        )
-        constant_score = int(levels[is_certain].sum())
-        is_reversed = find_reversed_items(state.params.weights)
-        return compute_level_item_fit(model, statistics, is_reversed, constant_score)
-
-    def _compute_likelihood_statistics(
-        self, design: LevelDesign, state: FitState, statistics: Sums
-    ) -> dict[str, Any]:
-        params, q = state.params, state.params.weights.shape[1]
-        rank, log_likelihood = self._count_parameters(design), statistics.objective
-        found: dict[str, Any] = {
-            "log_likelihood": log_likelihood,
-            "n_parameters": rank,
-            "reliability": compute_reliability(statistics).tolist(),
-        }
-        if q == 1:
-            items = params.get_level_items(self.items)
-            found["marginal_reliability"] = average_reliability(
-                lambda points: compute_item_information(items, points[:, None])[:, :, 0, 0].sum(0)
-            )
-        if state.auxiliary["has_sampling_weights"]:
-            return found | {"aic_missing": "the rows have sampling weights"}
-        found["aic"] = 2 * rank - 2 * log_likelihood
-        found["bic"] = rank * float(np.log(statistics.weight)) - 2 * log_likelihood
-        return found
 
     def _invert(
         self, design: LevelDesign, state: FitState, statistics: Sums, form: str

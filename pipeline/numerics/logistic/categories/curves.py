@@ -14,6 +14,8 @@ logistic curve of a binary item.
 The indicator of a level is a difference of two bits, so log P(y | x) is linear in the bits of the
 planes: log P_0 + Σ_j t_j (log P_j − log P_{j−1}).
 
+With asymptotes, all items are binary, see `asymptotes`.
+
 Items without planes are continuous, see `gaussian_items`. Rows have their standardized values next
 to the bits of the planes.
 """
@@ -29,6 +31,8 @@ import scipy
 from numpy.typing import NDArray
 from scipy.special import expit, log_expit
 
+from pipeline.numerics.logistic import asymptotes as binary_curves
+from pipeline.numerics.logistic.asymptotes import Asymptotes
 from pipeline.numerics.logistic.categories.gaussian_items import GaussianItems
 from pipeline.numerics.logistic.latent_nodes import (
     NodeCurves,
@@ -66,6 +70,8 @@ class LevelItems(NamedTuple):
         Whether the forms are cumulative, not baseline.
     gaussians
         The continuous items; None if there are none.
+    asymptotes
+        Guessing and slipping if all items are binary; None if all curves range from 0 to 1.
     """
 
     weights: Floats
@@ -73,6 +79,15 @@ class LevelItems(NamedTuple):
     n_planes: Indices
     is_cumulative: bool
     gaussians: GaussianItems | None = None
+    asymptotes: Asymptotes | None = None
+
+    @classmethod
+    def from_binary(
+        cls, weights: Floats, offsets: Floats, asymptotes: Asymptotes | None = None
+    ) -> LevelItems:
+        """Return binary items, which have one plane each."""
+        n_planes = np.ones(len(offsets), np.int64)
+        return cls(weights, offsets, n_planes, True, asymptotes=asymptotes)
 
     def to_forms(self) -> Floats:
         """Return weights and offsets side by side of all planes, then of continuous items."""
@@ -90,6 +105,20 @@ class LevelItems(NamedTuple):
         """Return η at points, (n_planes, n_points)."""
         eta: Floats = self.weights @ points.T + self.offsets[:, None]
         return eta
+
+    def compute_log_probabilities(self, eta: Floats, alike: ItemsAlike) -> Floats:
+        """Return log P of the levels of some items, (n, m + 1, n_points), given η of all."""
+        if self.asymptotes is None:
+            return compute_log_probabilities(eta[alike.planes], self.is_cumulative)
+        log_one, log_zero = binary_curves.compute_log_probabilities(eta, self.asymptotes.by_item)
+        return np.stack([log_zero, log_one], axis=1)
+
+    def differentiate(self, eta: Floats, alike: ItemsAlike) -> Floats:
+        """Return ∂ log P_c / ∂η_j of some items, (n, m + 1, m, n_points), given η of all."""
+        if self.asymptotes is None:
+            return differentiate_levels(eta[alike.planes], self.is_cumulative)
+        by_one, by_zero = binary_curves.differentiate_curves(eta, self.asymptotes.by_item)
+        return np.stack([by_zero[0], by_one[0]], axis=1)[:, :, None]
 
 
 def number_planes(n_planes: Indices) -> Floats:
@@ -223,7 +252,7 @@ def tabulate_levels(items: LevelItems, points: Floats) -> NodeCurves:
     eta = items.compute_forms(points)
     slopes, constants = np.empty_like(eta), np.zeros_like(eta)
     for alike in iter_alike(items.n_planes):
-        log_p = compute_log_probabilities(eta[alike.planes], items.is_cumulative)
+        log_p = items.compute_log_probabilities(eta, alike)
         slopes[alike.planes] = np.diff(log_p, axis=1)
         constants[alike.planes[:, 0]] = log_p[:, 0]
     if items.gaussians is None:
@@ -237,7 +266,7 @@ def compute_level_probabilities(items: LevelItems, points: Floats) -> Floats:
     eta = items.compute_forms(points)
     P = np.empty((count_item_levels(items.n_planes).sum(), len(points)))
     for alike in iter_alike(items.n_planes):
-        P[alike.levels] = np.exp(compute_log_probabilities(eta[alike.planes], items.is_cumulative))
+        P[alike.levels] = np.exp(items.compute_log_probabilities(eta, alike))
     return P.T
 
 
@@ -245,7 +274,8 @@ def compute_plane_probabilities(items: LevelItems, points: Floats) -> Floats:
     """Return P(y ≥ j | x) of all planes, (n_points, n_planes)."""
     eta = items.compute_forms(points)
     if items.is_cumulative:
-        return np.asarray(expit(eta).T)
+        asymptotes = None if items.asymptotes is None else items.asymptotes.by_item
+        return binary_curves.compute_probabilities(eta, asymptotes).T
     P = np.empty_like(eta)
     for alike in iter_alike(items.n_planes):
         levels = np.exp(compute_log_probabilities(eta[alike.planes], False))
@@ -272,11 +302,8 @@ def compute_item_information(items: LevelItems, points: Floats) -> Floats:
     if items.gaussians is not None:
         information[items.n_planes == 0] = items.gaussians.compute_information()[:, None]
     for alike in iter_alike(items.n_planes):
-        own = eta[alike.planes]
-        log_p = compute_log_probabilities(own, items.is_cumulative)
-        curvature = compute_expected_curvature(
-            log_p, differentiate_levels(own, items.is_cumulative)
-        )
+        log_p, first = items.compute_log_probabilities(eta, alike), items.differentiate(eta, alike)
+        curvature = compute_expected_curvature(log_p, first)
         weights = items.weights[alike.planes]
         information[alike.features] = np.einsum(
             "ija,ijkl,ikb->ilab", weights, curvature, weights, optimize=True

@@ -26,9 +26,7 @@ from pipeline.numerics.logistic.categories.curves import (
     LevelItems,
     choose_level_lattice,
     compute_item_information,
-    compute_log_probabilities,
     count_item_levels,
-    differentiate_levels,
     iter_alike,
     make_level_nodes,
     tabulate_levels,
@@ -94,12 +92,11 @@ def differentiate_rows(levels: Floats, items: LevelItems, x: Floats) -> tuple[Fl
     eta = items.compute_forms(x.reshape(n_rows * n_points, -1))
     residual, log_joint = np.empty((n_rows, len(eta), n_points)), np.zeros((n_rows, n_points))
     for alike in iter_alike(items.n_planes):
-        own_eta, present = eta[alike.planes], levels[:, alike.levels]
-        log_p = compute_log_probabilities(own_eta, items.is_cumulative)
+        present, log_p = levels[:, alike.levels], items.compute_log_probabilities(eta, alike)
         log_p = log_p.reshape(*log_p.shape[:2], n_rows, n_points)
         is_present = present.transpose(1, 2, 0)[..., None] > 0
         log_joint += np.where(is_present, log_p, 0.0).sum(axis=(0, 1))
-        first = differentiate_levels(own_eta, items.is_cumulative)
+        first = items.differentiate(eta, alike)
         first = first.reshape(*first.shape[:3], n_rows, n_points)
         residual[:, alike.planes] = np.einsum("nic,icjnk->nijk", present, first)
     return residual, log_joint

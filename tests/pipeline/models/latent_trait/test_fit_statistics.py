@@ -1,4 +1,4 @@
-"""M₂ and S-X² against their definitions, with all patterns of few features written out."""
+"""M₂, C₂ and S-X² against their definitions, with all patterns of a few items written out."""
 
 from __future__ import annotations
 
@@ -8,74 +8,127 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scipy.special import expit
+from scipy.special import expit, logit
 
 from pipeline.models.latent_trait import standard_errors
-from pipeline.models.latent_trait.fit_statistics import (
-    compute_independence_fit,
-    compute_m2_fit,
-    item_fit_statistics,
-    item_probabilities_by_score,
-    make_equal_slope_directions,
+from pipeline.models.latent_trait.em import ItemKind
+from pipeline.models.latent_trait.fit_statistics import FittedItems, compute_m2_fit
+from pipeline.models.latent_trait.item_fit import (
+    compare_binary_cells,
+    compare_cells,
+    compute_shares_by_score,
 )
+from pipeline.models.latent_trait.levels.design import make_level_design
+from pipeline.numerics.logistic.asymptotes import Asymptotes
+from pipeline.numerics.logistic.categories.curves import LevelItems, compute_level_probabilities
 from pipeline.numerics.logistic.latent_nodes import Nodes, gauss_hermite
 from tests.pipeline.models.latent_trait.test_model import fitted
 
 Floats = NDArray[np.float64]
+BINARY, MIXED = (1, 1, 1, 1, 1, 1), (2, 1, 3, 2, 2, 1)
 
 
-def moments(n: int) -> Floats:
-    """Which patterns have each feature, and each pair, (n_patterns, n + n (n − 1) / 2)."""
-    patterns = np.array([*product([0, 1], repeat=n)], float)
-    pairs = [patterns[:, a] * patterns[:, b] for a, b in combinations(range(n), 2)]
-    return np.column_stack([patterns, *pairs])
+def list_patterns(n_planes: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.array([*product(*(range(m + 1) for m in n_planes))])
 
 
-def shares(packed: Floats, n: int, nodes: Nodes) -> Floats:
-    """P of every pattern."""
-    patterns = moments(n)[:, :n]
-    w = packed.reshape(n, -1)
-    P = expit(nodes.points @ w[:, :-1].T + w[:, -1])
-    given = np.prod(np.where(patterns[:, None] == 1, P, 1 - P), axis=2)
-    return given @ np.exp(nodes.log_weights)
+def list_planes(patterns: NDArray[np.int64], n_planes: NDArray[np.int64]) -> Floats:
+    columns = [patterns[:, i] >= j for i, m in enumerate(n_planes) for j in range(1, m + 1)]
+    return np.stack(columns, axis=1).astype(float)
+
+
+def compute_pattern_shares(items: LevelItems, nodes: Nodes) -> Floats:
+    P = compute_level_probabilities(items, nodes.points)
+    firsts = np.cumsum(items.n_planes + 1) - items.n_planes - 1
+    patterns = list_patterns(items.n_planes)
+    shares: Floats = np.exp(nodes.log_weights) @ P[:, firsts + patterns].prod(axis=2)
+    return shares
+
+
+def make_items(
+    n_planes: NDArray[np.int64], q: int, kind: ItemKind, has_equal_slopes: bool = False
+) -> FittedItems:
+    rng = np.random.default_rng([*n_planes, q])
+    counts = np.ones(int(n_planes.sum()) + len(n_planes))
+    design = make_level_design(counts, n_planes, q, kind, has_equal_slopes)
+    offsets = np.concatenate([np.sort(rng.normal(0, 1, m))[::-1] for m in n_planes])
+    slopes = np.repeat(rng.normal(0.8, 0.4, (len(n_planes), q)), n_planes, axis=0)
+    if kind == "nominal":
+        slopes = rng.normal(0.8, 0.4, slopes.shape)
+    forms = design.fill(design.collect(np.column_stack([slopes, offsets])))
+    items = LevelItems(forms[:, :-1], forms[:, -1], n_planes, kind == "graded")
+    return FittedItems.from_jacobian(design.matrix, items, gauss_hermite(21, q), counts)
+
+
+def add_asymptotes(model: FittedItems) -> FittedItems:
+    n = len(model.features)
+    asymptotes = Asymptotes(np.linspace(0.1, 0.2, n), np.linspace(0.1, 0.03, n))
+    jacobian = np.zeros((n, 4, 3 * n + 1))
+    for i in range(n):  # all items share the upper asymptote
+        jacobian[i, [0, 1, 2, 3], [3 * i, 3 * i + 1, 3 * i + 2, 3 * n]] = 1
+    items = model.items._replace(asymptotes=asymptotes)
+    flat = jacobian.reshape(4 * n, -1)
+    return model._replace(items=items, jacobian=type(model.jacobian)(flat))
+
+
+def pack(items: LevelItems) -> Floats:
+    forms = [items.weights, items.offsets]
+    if items.asymptotes is not None:
+        forms += [logit(value) for value in items.asymptotes]
+    return np.column_stack(forms)
+
+
+def unpack(packed: Floats, items: LevelItems) -> LevelItems:
+    q = items.weights.shape[1]
+    items = items._replace(weights=packed[:, :q], offsets=packed[:, q])
+    if items.asymptotes is None:
+        return items
+    return items._replace(asymptotes=Asymptotes(*expit(packed[:, q + 1 :]).T))
 
 
 @pytest.mark.parametrize(
-    ("n", "q", "has_equal_slopes"), [(5, 1, False), (7, 1, False), (6, 2, False), (6, 1, True)]
+    ("model", "rank"),
+    [
+        (make_items(np.array(MIXED), 1, "graded"), 17),
+        (make_items(np.array(MIXED), 1, "partial-credit"), 17),
+        (make_items(np.array(MIXED), 1, "rating-scale", has_equal_slopes=True), None),
+        (make_items(np.array(MIXED), 1, "nominal"), 22),
+        (make_items(np.array(MIXED), 2, "graded"), 22),
+        (make_items(np.array(BINARY), 1, "graded"), 12),
+        (make_items(np.array(BINARY), 2, "graded"), 17),
+        (make_items(np.array(BINARY), 1, "graded", has_equal_slopes=True), 7),
+        (add_asymptotes(make_items(np.array(BINARY), 1, "graded")), 19),
+    ],
 )
-def test_it_is_the_definition(n: int, q: int, has_equal_slopes: bool) -> None:
-    rng = np.random.default_rng([n, q])
-    packed = rng.normal(0, 0.7, n * (q + 1))
-    if has_equal_slopes:
-        packed[::2] = 0.8
-    nodes, n_rows, chosen = gauss_hermite(41, q), 700, moments(n)
-    counts = rng.multinomial(n_rows, rng.dirichlet(np.ones(2**n)))
-    P = shares(packed, n, nodes)
-    pi = P @ chosen
-    xi = (chosen.T * P) @ chosen - np.outer(pi, pi)
-    h = 1e-6
-    at = [packed + h * step for step in np.eye(len(packed))]
-    back = [packed - h * step for step in np.eye(len(packed))]
-    delta = np.stack(
-        [
-            (shares(a, n, nodes) - shares(b, n, nodes)) @ chosen / (2 * h)
-            for a, b in zip(at, back, strict=True)
-        ],
-        axis=1,
+def test_m2_is_the_definition(model: FittedItems, rank: int | None) -> None:
+    n_planes, n_rows = model.items.n_planes, 700
+    patterns = list_patterns(n_planes)
+    planes, scores = list_planes(patterns, n_planes), patterns.astype(float)
+    pairs = [scores[:, a] * scores[:, b] for a, b in combinations(range(len(n_planes)), 2)]
+    chosen = np.column_stack([planes, *pairs])
+    counts = np.random.default_rng(1).multinomial(
+        n_rows, np.random.default_rng(2).dirichlet(np.ones(len(patterns)))
     )
-    rank, directions = n * (q + 1) - q * (q - 1) // 2, None
-    if has_equal_slopes:
-        rank, directions = n + 1, make_equal_slope_directions(n)
-        delta = np.column_stack([delta[:, ::2].sum(axis=1), delta[:, 1::2]])
+    forms = pack(model.items)
+
+    def compute_moments(change: Floats) -> Floats:
+        items = unpack(forms + change.reshape(forms.shape), model.items)
+        return np.asarray(compute_pattern_shares(items, model.nodes) @ chosen)
+
+    P, h = compute_pattern_shares(model.items, model.nodes), 1e-6
+    steps = h * model.jacobian.toarray().T
+    delta = np.stack(
+        [(compute_moments(step) - compute_moments(-step)) / (2 * h) for step in steps], axis=1
+    )
+    rank = len(steps) if rank is None else rank
     delta = np.linalg.svd(delta)[0][:, :rank]  # without rotations of the components
-    inverse = np.linalg.inv(xi)
+    pi = P @ chosen
+    inverse = np.linalg.inv((chosen.T * P) @ chosen - np.outer(pi, pi))
     C = inverse - inverse @ delta @ np.linalg.inv(delta.T @ inverse @ delta) @ delta.T @ inverse
     e = counts @ chosen / n_rows - pi
-    both = (chosen[:, :n].T * counts) @ chosen[:, :n]
-    w = packed.reshape(n, -1)
-    arguments = (both.astype(np.int64), n_rows, w[:, :-1], w[:, -1], nodes, rank)
-    found = compute_m2_fit(*arguments, directions=directions)
-    assert found.m2 == pytest.approx(n_rows * e @ C @ e, rel=1e-4)
+    both = ((planes.T * counts) @ planes).astype(np.int64)
+    found = compute_m2_fit(both, n_rows, model, rank)
+    assert found.m2 == pytest.approx(n_rows * e @ C @ e, rel=1e-4, abs=1e-8)
     assert found.df == chosen.shape[1] - rank
 
 
@@ -90,60 +143,53 @@ def test_equal_slopes_do_not_fit_items_with_other_slopes() -> None:
     assert p[0] < 1e-10 < 0.01 < p[1]
 
 
-def test_independent_features_fit_independence() -> None:
-    """Over many samples M₂ has the mean and the variance of χ²."""
-    rng = np.random.default_rng(3)
-    chances, values = rng.uniform(0.2, 0.8, 8), []
-    for _ in range(400):
-        X = (rng.random((2000, 8)) < chances).astype(np.int64)
-        found = compute_independence_fit(X.T @ X, len(X))
-        values.append(found.m2)
-    assert found.df == 28
-    assert np.mean(values) == pytest.approx(28, rel=0.05)
-    assert np.var(values) == pytest.approx(56, rel=0.25)
-
-
-@pytest.mark.parametrize(("n", "q"), [(3, 1), (6, 1), (5, 2)])
-def test_shares_are_those_of_all_patterns(n: int, q: int) -> None:
-    rng = np.random.default_rng([n, q])
-    weights, offsets, nodes = rng.normal(size=(n, q)), rng.normal(size=n), gauss_hermite(9, q)
-    patterns = np.array([*product([0, 1], repeat=n)])
-    P = expit(nodes.points @ weights.T + offsets)
-    chance = np.prod(np.where(patterns[:, None] == 1, P, 1 - P), axis=2) @ np.exp(nodes.log_weights)
-    score = patterns.sum(axis=1)
+@pytest.mark.parametrize("turned", [(), (0, 2)])
+@pytest.mark.parametrize("kind", ["graded", "nominal"])
+@pytest.mark.parametrize(("n_planes", "q"), [((2, 1, 3, 2), 1), ((1, 1, 1), 1), ((1,) * 5, 2)])
+def test_shares_by_score_are_those_of_all_patterns(
+    n_planes: tuple[int, ...], q: int, kind: ItemKind, turned: tuple[int]
+) -> None:
+    own = np.array(n_planes)
+    model = make_items(own, q, kind)
+    P, patterns = compute_pattern_shares(model.items, model.nodes), list_patterns(own)
+    is_reversed = np.isin(np.arange(len(own)), turned)
+    total = np.where(is_reversed, own - patterns, patterns).sum(axis=1)
     expected = [
-        (chance[score == k] @ patterns[score == k]) / chance[score == k].sum() for k in range(n + 1)
+        [P[(total == k) & (patterns[:, i] == c)].sum() / P[total == k].sum() for k in set(total)]
+        for i, m in enumerate(own)
+        for c in range(m + 1)
     ]
-    np.testing.assert_allclose(
-        item_probabilities_by_score(weights, offsets, nodes), expected, atol=1e-12
-    )
+    found = compute_shares_by_score(model.items, model.nodes, is_reversed)
+    np.testing.assert_allclose(found, np.array(expected).T, atol=1e-12)
 
 
 def test_many_even_items_stay_precise() -> None:
     """Items of P = 1/2 bring the characteristic function next to 0."""
-    nodes = gauss_hermite(5, 1)
-    found = item_probabilities_by_score(np.zeros((301, 1)), np.zeros(301), nodes)
+    items = LevelItems.from_binary(np.zeros((301, 1)), np.zeros(301))
+    found = compute_shares_by_score(items, gauss_hermite(5, 1), np.zeros(301, np.bool_))
     np.testing.assert_allclose(
-        found[130:170], (np.arange(130, 170) / 301)[:, None] + np.zeros(301), atol=1e-9
+        found[130:170, 1::2], (np.arange(130, 170) / 301)[:, None] + np.zeros(301), atol=1e-9
     )
 
 
-def test_what_fits_has_no_misfit() -> None:
-    weights, offsets, nodes = np.ones((6, 1)), np.linspace(-1, 1, 6), gauss_hermite(21, 1)
-    rows = np.full(7, 10_000)
-    ones = np.rint(rows[:, None] * item_probabilities_by_score(weights, offsets, nodes)).astype(
-        np.int64
-    )
-    found = item_fit_statistics(rows, ones, weights, offsets, nodes, np.ones(6))
-    assert (found.df == 3).all()
-    assert (found.s_x2 < 1e-3).all()
+def test_binary_cells_with_too_few_rows_are_merged_with_the_next() -> None:
+    expected = np.array([[9, 0], [5, 0.4], [2, 0.7], [3, 3], [0.5, 4], [0, 9]])
+    observed = np.array([[9, 0], [5, 1], [3, 0], [2, 4], [1, 3], [0, 9]])
+    value, n_free = compare_binary_cells(observed, expected)
+    cells = np.array([[7, 1.1], [3.5, 7]])
+    assert value == pytest.approx(((np.array([[8, 1], [3, 7]]) - cells) ** 2 / cells).sum())
+    assert n_free == 2
+    assert compare_binary_cells(observed[:3], expected[:3]) == (0.0, 0)
 
 
-def test_cells_with_too_few_rows_are_put_together() -> None:
-    weights, offsets, nodes = np.ones((4, 1)), np.zeros(4), gauss_hermite(21, 1)
-    rows, ones = np.array([0, 3, 2, 3, 0]), np.zeros((5, 4), np.int64)
-    found = item_fit_statistics(rows, ones, weights, offsets, nodes, np.ones(4))
-    assert np.isnan(found).all()
+def test_s_x2_without_rare_cells_is_the_definition() -> None:
+    rng = np.random.default_rng(4)
+    expected = rng.uniform(5, 9, (9, 3))
+    observed = np.round(expected + rng.normal(0, 1, expected.shape))
+    inner = [np.stack([e[1:3].sum(0), *e[3:6], e[6:8].sum(0)]) for e in (observed, expected)]
+    value, n_free = compare_cells(observed, expected)
+    assert value == pytest.approx(((inner[0] - inner[1]) ** 2 / inner[1]).sum())
+    assert n_free == 5 * 2
 
 
 def simulate_items(seed: int, missing: float, n_items: int = 10) -> tuple[Any, Any]:

@@ -1,12 +1,14 @@
-"""S-X² of items with several levels.
+"""S-X² of items.
 
 With N_k rows of the sum score k, of which O_ikc are observed and E_ikc expected to have level c of
 item i,
 
     S-X²_i = Σ_k Σ_c (O_ikc − E_ikc)² / E_ikc
 
-(T. Kang, T. T. Chen, Journal of Educational Measurement 45 (2008), eq. 4). Cells with few expected
-rows are merged as in R's mirt, so that the results agree:
+(T. Kang, T. T. Chen, Journal of Educational Measurement 45 (2008), eq. 4). If all items are binary,
+a score with fewer than one expected row in a cell is merged with the next (M. Orlando, D. Thissen,
+Applied Psychological Measurement 24 (2000)). Otherwise cells are merged as in R's mirt, so that the
+results agree:
 
 1. Scores at which some level is impossible are merged with the nearest at which all are possible.
    Those of no row are left out, and one of a single row is merged with the next, or if it is the
@@ -21,79 +23,120 @@ rows are merged as in R's mirt, so that the results agree:
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from pipeline.models.latent_trait.em import LatentTraitParams
 from pipeline.models.latent_trait.fit_statistics import (
-    MIN_EXPECTED,
-    SCORE_STATISTICS,
+    FittedItems,
+    compute_fit_statistics,
+    compute_likelihood_statistics,
+    compute_residual_fit,
     explain_missing_s_x2,
 )
-from pipeline.models.latent_trait.levels.fit_statistics import LevelModel
+from pipeline.models.state import FitState
 from pipeline.numerics.logistic.categories.curves import (
     LevelItems,
     compute_level_probabilities,
     count_levels_at_nodes,
     iter_alike,
 )
+from pipeline.numerics.logistic.information import find_reversed_items
 from pipeline.numerics.logistic.latent_nodes import Nodes
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-_MAX_NODES = 256  # whose characteristic functions of scores are kept at a time
+_MIN_EXPECTED = 1.0  # expected rows in a cell
+_MAX_ENTRIES = 2**21  # of the characteristic functions that are kept at a time: 32 MiB
 _RARE_SHARE, _EMPTY_SHARE = 0.1, 0.05  # of scores with expected rows in a cell of this number
 
 
-def compute_level_item_fit(
-    model: LevelModel, sums: Sums, is_reversed: NDArray[np.bool_], constant_score: int
+def make_binary_items(
+    params: LatentTraitParams,
+    nodes: Nodes,
+    varying: NDArray[np.intp],
+    jacobian: scipy.sparse.csr_array,
+    n_item_parameters: int | None = None,
+) -> FittedItems:
+    """Return binary items, of which these are `varying`, as fit statistics take them."""
+    items = LevelItems.from_binary(*params.items, params.asymptotes)
+    counts = np.ones((len(items.offsets), 2))
+    counts[np.delete(np.arange(len(counts)), varying), 1] = 0.0
+    return FittedItems.from_jacobian(jacobian, items, nodes, counts.ravel(), n_item_parameters)
+
+
+def add_fit_statistics(
+    state: FitState, statistics: Sums, model: FittedItems, rank: int
+) -> FitState:
+    """Add fit statistics of binary items to parameters and diagnostics."""
+    params, is_sampled = state.params, bool(state.auxiliary["has_sampling_weights"])
+    is_reversed = find_reversed_items(params.weights)
+    items = compute_residual_fit(statistics) | compute_item_fit(model, statistics, is_reversed)
+    found = compute_likelihood_statistics(model.items, statistics, rank, is_sampled)
+    found |= compute_fit_statistics(model, statistics, rank, is_sampled)
+    diagnostics = {**state.diagnostics, "fit_statistics": found}
+    return replace(state, params=replace(params, **items), diagnostics=diagnostics)
+
+
+def compute_item_fit(
+    model: FittedItems, sums: Sums, is_reversed: NDArray[np.bool_]
 ) -> dict[str, Array]:
     """Return S-X² with its degrees of freedom and p-value, (n_features,) each.
 
-    Sum scores count the items in `is_reversed`, (n_features,), in reverse.
-    `sums` is the result of the information pass over all rows, and `constant_score` the sum of the
-    scores of the items that do not vary. There are no results with too many or too few items.
+    Sum scores count the items in `is_reversed`, (n_features,), in reverse. `sums` is the result of
+    the information pass over all rows. There are no results with too many or too few items.
+    S-X² is NaN for constant items, and for those without degrees of freedom.
+
+    Estimating the r parameters of an item from the rows without missing values costs r degrees of
+    freedom. If only a share s of the item's answers are in these rows, the estimates follow the
+    rows less. Then the r directions that are fitted have variance 1 − s instead of 0, so that the
+    mean of S-X² is the number of free cells minus s r, which is taken as its degrees of freedom.
     """
-    values = sums.values
+    values, n_features = sums.values, len(is_reversed)
     if explain_missing_s_x2(values, model.features):
         return {}
-    n_scores = int(model.items.n_planes.sum()) + 1
-    scores = slice(constant_score, constant_score + n_scores)
+    n_planes = model.items.n_planes
+    n_complete, ones = int(values["score_rows"].sum()), values["score_ones"]
+    # The levels of constant items raise all scores alike.
+    n_always = int((np.delete(ones, model.planes, axis=1).sum(axis=0) == n_complete).sum())
+    scores = slice(n_always, n_always + int(n_planes.sum()) + 1)
     rows = values["score_rows"][scores].astype(np.float64)
-    ones = values["score_ones"][scores][:, model.planes].T.astype(np.float64)
-    is_reversed, n_features = is_reversed[model.features], len(is_reversed)
-    expected = compute_level_shares_by_score(model.items, model.nodes, is_reversed)
+    ones = ones[scores][:, model.planes].T.astype(np.float64)
+    is_reversed = is_reversed[model.features]
+    expected = compute_shares_by_score(model.items, model.nodes, is_reversed)
     # Of each item's answers, the share in complete rows; `observed` is of a sample of the rows.
     answers = sums.weight * np.maximum(values["observed"][model.features], 1)
-    shares = rows.sum() * float(values["weight_informing"]) / answers
+    shares = n_complete * float(values["weight_informing"]) / answers
+    compare = compare_cells if (n_planes > 1).any() else compare_binary_cells
     n_parameters = _count_parameters(model)
     s_x2, df = np.full((2, n_features), np.nan)
-    for alike in iter_alike(model.items.n_planes):
+    for alike in iter_alike(n_planes):
         counts = count_levels_at_nodes(ones, np.broadcast_to(rows, ones.shape), alike)
         for item, own, levels in zip(alike.features, counts, alike.levels, strict=True):
             step = -1 if is_reversed[item] else 1  # the first level has the lowest score
             expected_rows = expected[:, levels[::step]] * rows[:, None]
-            value, n_cells = compare_cells(own.T[:, ::step], expected_rows)
-            own_df = n_cells - shares[item] * n_parameters[item]
-            if own_df > 0:
+            value, n_cells = compare(own.T[:, ::step], expected_rows)
+            if n_cells > n_parameters[item]:
                 feature = model.features[item]
-                s_x2[feature], df[feature] = value, own_df
-    return dict(zip(SCORE_STATISTICS, (s_x2, df, scipy.special.chdtrc(df, s_x2)), strict=True))
+                s_x2[feature], df[feature] = value, n_cells - shares[item] * n_parameters[item]
+    return {"s_x2": s_x2, "s_x2_df": df, "s_x2_p": scipy.special.chdtrc(df, s_x2)}
 
 
-def _count_parameters(model: LevelModel) -> Indices:
+def _count_parameters(model: FittedItems) -> Indices:
     """Return how many free parameters each item has, (n,), including those shared with others."""
-    width = model.nodes.points.shape[1] + 1
+    width = model.n_parameters_per_plane
     owners = np.repeat(np.arange(len(model.features)), model.items.n_planes * width)
     rows, columns = model.jacobian[:, : model.n_item_parameters].nonzero()
     pairs = np.unique(np.stack([owners[rows], columns]), axis=1)
     return np.bincount(pairs[0], minlength=len(model.features))
 
 
-def compute_level_shares_by_score(
+def compute_shares_by_score(
     items: LevelItems, nodes: Nodes, is_reversed: NDArray[np.bool_]
 ) -> Array:
     """Return P(level | sum score) of all levels of all items, (n_scores, n_levels).
@@ -114,8 +157,9 @@ def compute_level_shares_by_score(
     ]
     by_level = np.zeros((P.shape[1], len(frequencies)), np.complex128)
     total = np.zeros(len(frequencies), np.complex128)
-    for start in range(0, len(P), _MAX_NODES):
-        part = slice(start, start + _MAX_NODES)
+    height = max(1, _MAX_ENTRIES // (len(levels) * len(frequencies)))
+    for start in range(0, len(P), height):
+        part = slice(start, start + height)
         share, own = np.exp(nodes.log_weights[part]), P[part]
         factors = [
             own[:, places] @ phases[scores] for places, scores in zip(levels, by_item, strict=True)
@@ -138,6 +182,20 @@ def compute_level_shares_by_score(
     return np.clip(expected / positive[:, None], 0.0, 1.0)
 
 
+def compare_binary_cells(observed: Array, expected: Array) -> tuple[float, int]:
+    """Return S-X² of a binary item and its number of scores as `compare_cells`."""
+    ends, total = [0], np.zeros(2)
+    for k, own in enumerate(expected[1:-1], 1):
+        total = total + own
+        if total.min() >= _MIN_EXPECTED:
+            ends.append(k)
+            total = np.zeros(2)
+    if not ends[1:]:
+        return 0.0, 0
+    o, e = (np.add.reduceat(cells[1:-1], ends[:-1]) for cells in (observed, expected))
+    return float(((o - e) ** 2 / e).sum()), len(o)
+
+
 def compare_cells(observed: Array, expected: Array) -> tuple[float, int]:
     """Return S-X² of an item, and the number of its cells that are free given the scores.
 
@@ -155,7 +213,7 @@ def compare_cells(observed: Array, expected: Array) -> tuple[float, int]:
     if not cells.shape[1]:
         return 0.0, 0
     # As in mirt, scores are selected for step 2 before single rows are merged.
-    has_few = (cells[1] < MIN_EXPECTED).any(axis=1)
+    has_few = (cells[1] < _MIN_EXPECTED).any(axis=1)
     cells = _merge_single_rows(cells)
     if n_levels > 2:
         for k in np.flatnonzero(has_few[: cells.shape[1]]):
@@ -204,7 +262,7 @@ def _merge_levels(cells: Array) -> Array:
         for values in (observed, expected):
             values[into] += values[rarest]
             del values[rarest]
-        if min(expected) >= MIN_EXPECTED:
+        if min(expected) >= _MIN_EXPECTED:
             break
     merged = np.zeros_like(cells)
     merged[:, : len(expected)] = observed, expected
@@ -221,7 +279,7 @@ def _choose_neighbour(sizes: list[float], k: int) -> int:
 def _merge_columns(cells: Array) -> Array:
     """Merge the cells of rare last numbers with those before, at all scores."""
     n_scores = cells.shape[1]
-    while cells.shape[2] > 2 and cells[1, :, -1].sum() < MIN_EXPECTED * math.ceil(
+    while cells.shape[2] > 2 and cells[1, :, -1].sum() < _MIN_EXPECTED * math.ceil(
         _RARE_SHARE * n_scores
     ):
         cells[:, :, -2] += cells[:, :, -1]
@@ -236,7 +294,7 @@ def _merge_columns(cells: Array) -> Array:
 def _merge_scores(cells: Array) -> Array:
     """Merge scores with too few expected rows in a cell with a neighbour."""
     while cells.shape[1] > 1:
-        has_few = ((cells[1] < MIN_EXPECTED) & (cells[1] > 0)).any(axis=1)
+        has_few = ((cells[1] < _MIN_EXPECTED) & (cells[1] > 0)).any(axis=1)
         if not has_few.any():
             break
         k = int(np.argmax(has_few))
