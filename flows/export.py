@@ -143,7 +143,7 @@ def prepare_export(options: ExportOptions) -> ExportJob:
         _check_same_fit(fitted, codes)
     link = None
     if fitted is not None and options.link_to is not None:
-        from flows.exporting.linked_items import link_fits  # slow to import
+        from flows.exporting.artifacts import link_fits  # slow to import
 
         link = link_fits(fitted, load_fitted_model(parse_path(options.link_to)))
     return ExportJob(options, output, fitted, codes, link)
@@ -180,9 +180,9 @@ def export(options: ExportOptions) -> dict[str, Any]:
 def run_export(job: ExportJob) -> dict[str, Any]:
     """Write the table of a checked export."""
     with pause_garbage_collection():
+        from flows.exporting.artifacts import describe_link
         from flows.exporting.codes import measure_scale
         from flows.exporting.files import write_table
-        from flows.exporting.linked_items import describe_link
     with report_progress() as progress:
         scale = measure_scale(job.codes) if job.codes and job.options.standardize else None
         table = _make_table(job, progress, scale)
@@ -200,7 +200,7 @@ def run_export(job: ExportJob) -> dict[str, Any]:
 
 def _list_reversed_items(job: ExportJob) -> list[str]:
     """Return the items that the expected score of the table counts in reverse."""
-    from flows.exporting.information import list_reversed_items  # slow to import
+    from flows.exporting.artifacts import list_reversed_items  # slow to import
 
     if job.options.what != "information" or job.fitted is None:
         return []
@@ -223,10 +223,11 @@ def _make_table(job: ExportJob, progress: Progress, scale: CodeScale | None) -> 
         make_edge_table,
         make_fit_table,
         make_group_table,
+        make_information_table,
         make_item_table,
+        make_linked_table,
+        make_short_test_table,
     )
-    from flows.exporting.information import make_information_table, make_short_test_table
-    from flows.exporting.linked_items import make_linked_table
 
     assert job.fitted is not None
     if job.link is not None:
@@ -262,7 +263,7 @@ def main(*, options: ExportOptions, json: Json = False) -> None:
         text = "the expected score counts these items in reverse, by their slopes: "
         console.print(text + join_names(summary["reversed"]), markup=False)
     if summary["link"]:
-        from flows.exporting.linked_items import format_link
+        from flows.exporting.artifacts import format_link
 
         console.print(format_link(summary["link"]))
     console.print(f"{summary['what']}: {summary['output']}", markup=False)

@@ -37,7 +37,7 @@ from flows.data.datasets import (
     open_dataset_or_example,
     resolve_split,
 )
-from flows.data.known_items import read_known_items
+from flows.data.parameter_tables import read_known_items
 from flows.exporting.formats import check_table_file, check_table_size, has_table_suffix
 from flows.fitting.provenance import compute_fingerprint
 from flows.running.executors import prepare_executor

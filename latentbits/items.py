@@ -32,7 +32,7 @@ def read_items(items: Any) -> KnownItems:
         digest = items.manifest.get("manifest_digest")
         return get_fitted_items(items.model, items.params, items.feature_names, "the fit", digest)
     if isinstance(items, str | Path):
-        from flows.data.known_items import read_known_items  # imports what reads files
+        from flows.data.parameter_tables import read_known_items  # imports what reads files
 
         return read_known_items(str(items))
     if not isinstance(items, Mapping):

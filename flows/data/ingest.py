@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +26,12 @@ from flows.data.columns import (
     read_known_sources,
     read_row_names,
 )
-from flows.data.parallel_sources import iter_batches_in_order
+from pipeline.executors.base import iter_results_in_order
 from pipeline.executors.progress import Progress, ignore_progress
+from storage.dataset.chunks import pack_rows, unpack_rows
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.dataset.feature_levels import BINARY_LEVELS, format_levels
-from storage.dataset.row_names import find_rows
-from storage.dataset.updates import check_same_labels
+from storage.dataset.updates import check_same_labels, find_rows
 from storage.dataset.writer import (
     DatasetWriter,
     append_dataset,
@@ -68,6 +70,7 @@ from storage.stores.locations import MANIFEST_NAME, AnyPath
 _DEFAULT_ROLES = ColumnRoles()
 _MAX_PADDING = 0.1
 _MAX_NAMES = 5
+_SPOOL_BYTES = 64 << 20  # of sources that are read ahead
 _MIN_DISTINCT_SHARE = 0.9
 """A column names the rows if at least this share of its values are distinct."""
 _MIN_ROWS, _MAX_ROWS_SEARCHED = 20, 200_000
@@ -673,3 +676,60 @@ def _can_be_names(dataset: BinaryDataset, name: str) -> bool:
     if name in dataset.levels:
         return dataset.levels[name].pages[-1][0] > _MIN_DISTINCT_SHARE * dataset.n_rows
     return str(dataset.manifest["columns"][name]["kind"]) == "int"
+
+
+def iter_batches_in_order(sources: Sequence[Any]) -> Iterator[SourceBatch]:
+    """Yield the batches of all sources in order.
+
+    Sources are read in parallel; those ahead of their turn wait, bit-packed, in temporary files.
+    """
+    if len(sources) == 1:
+        yield from sources[0].iter_batches()
+        return
+    from dask.system import CPU_COUNT
+
+    with ThreadPoolExecutor(CPU_COUNT) as pool:
+        waiting = iter_results_in_order(
+            lambda source: pool.submit(_spool_source, source),
+            lambda done: done.result(),
+            sources,
+            CPU_COUNT + 1,
+        )
+        for source, spool in zip(sources, waiting, strict=True):
+            with spool:
+                yield from _iter_spool(source, spool)
+
+
+def _spool_source(source: Any) -> IO[bytes]:
+    """Read a whole source into a temporary file, as a sequence of NumPy arrays.
+
+    Each bit of the levels is packed: one if all are 0 and 1.
+    """
+    spool = tempfile.SpooledTemporaryFile(_SPOOL_BYTES)  # noqa: SIM115 (the reader closes it)
+    for batch in source.iter_batches():
+        mask = np.empty((0, 0), np.uint8) if batch.observed is None else pack_rows(batch.observed)
+        columns = (_convert_objects_to_text(batch.columns[name]) for name in source.column_names)
+        n_bits = max(1, int(batch.X.max(initial=0)).bit_length())
+        levels = (pack_rows(batch.X if n_bits == 1 else batch.X >> k & 1) for k in range(n_bits))
+        numbers = np.empty((0, 0), np.float32) if batch.numbers is None else batch.numbers
+        for values in (np.array([n_bits, batch.X.shape[1]]), *levels, mask, numbers, *columns):
+            np.save(spool, values, allow_pickle=False)
+    return spool
+
+
+def _iter_spool(source: Any, spool: IO[bytes]) -> Iterator[SourceBatch]:
+    end = spool.tell()
+    spool.seek(0)
+    while spool.tell() < end:
+        n_bits, n_features = np.load(spool).tolist()
+        X = unpack_rows(np.load(spool), n_features)
+        for k in range(1, n_bits):
+            X |= unpack_rows(np.load(spool), n_features) << k
+        mask, numbers = np.load(spool), np.load(spool)
+        columns = {name: np.load(spool) for name in source.column_names}
+        observed = unpack_rows(mask, n_features) if mask.size else None
+        yield SourceBatch(X, observed, columns, numbers=numbers if numbers.size else None)
+
+
+def _convert_objects_to_text(values: NDArray[Any]) -> NDArray[Any]:
+    return values.astype(str) if values.dtype.kind == "O" else values

@@ -1,4 +1,7 @@
-"""Tables of an artifact: its items, correlations, edges of trees and key numbers."""
+"""Tables of an artifact: its items, correlations, edges of trees and key numbers.
+
+Also the information that items give about a trait, and items on the scale of another fit.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,14 @@ from flows.exporting.columns import (
     read_parameter_columns,
 )
 from flows.exporting.files import BatchedTable, make_table
+from pipeline.errors import FitError
+from pipeline.evaluation.linking import ItemLink, compute_link
 from pipeline.inference.edges import find_tree_edges, make_edge_columns
+from pipeline.models.capabilities import HasItemInformation, ItemCurves
+from pipeline.models.known_items import get_fitted_items
+from pipeline.models.registry import find_models
 from pipeline.numerics.gaussian.pair_tables import PairStatus
+from pipeline.numerics.logistic.information import choose_short_test, find_reversed_items
 from storage.artifacts.artifacts import Artifact
 from storage.codes.codes import Codes
 from storage.errors import DataError
@@ -29,6 +38,7 @@ from storage.errors import DataError
 _PAIR_DIMS = ("feature", "feature_j")
 _STRIP_ARRAYS = ("correlation", "status")
 _PAIRS_PER_BATCH = 1 << 17
+_TRAIT_LEVELS = np.linspace(-4, 4, 81)
 
 
 def make_item_table(artifact: Artifact) -> BatchedTable:
@@ -262,3 +272,98 @@ def _format_value(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(map(_format_value, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def make_information_table(fitted: LoadedModel) -> BatchedTable:
+    """Make a table of the information of the test and of each item at levels of the trait."""
+    curves = _get_item_curves(fitted)
+    by_item, score = (
+        curves.compute_information(_TRAIT_LEVELS),
+        curves.compute_expected_score(_TRAIT_LEVELS),
+    )
+    total = by_item.sum(axis=1)
+    columns = {
+        "trait": _TRAIT_LEVELS,
+        "information": total,
+        "standard_error": 1 / np.sqrt(np.where(total > 0, total, np.nan)),
+        "expected_score": score,
+        **{
+            f"information_{name}": np.ascontiguousarray(values)
+            for name, values in zip(fitted.feature_names, by_item.T, strict=True)
+        },
+    }
+    return make_table(
+        {name: pa.array(values, from_pandas=True) for name, values in columns.items()}
+    )
+
+
+def list_reversed_items(fitted: LoadedModel) -> list[str]:
+    """Return the names of the items that the expected score counts in reverse."""
+    is_reversed = find_reversed_items(_get_item_curves(fitted).slopes)
+    return [fitted.feature_names[item] for item in np.flatnonzero(is_reversed)]
+
+
+def make_short_test_table(fitted: LoadedModel, n_items: int) -> BatchedTable:
+    """Make a table of the most informative items, in the order in which they are chosen."""
+    curves = _get_item_curves(fitted)
+    slopes, offsets, asymptotes = curves.slopes, curves.offsets, curves.asymptotes
+    if not 1 <= n_items <= len(slopes):
+        raise FitError(
+            f"{{items}} is {n_items}, but the fit has {len(slopes):,} items. "
+            f"Choose 1 to {len(slopes):,}."
+        )
+    chosen, reliability = choose_short_test(curves.compute_information, n_items)
+    names = [fitted.feature_names[item] for item in chosen]
+    columns = {"feature": pa.array(names, pa.string())}
+    columns |= {"slope": pa.array(slopes[chosen]), "offset": pa.array(offsets[chosen])}
+    if asymptotes is not None:
+        columns |= {name: pa.array(v[chosen]) for name, v in asymptotes._asdict().items()}
+    return make_table({**columns, "reliability": pa.array(reliability)})
+
+
+def _get_item_curves(fitted: LoadedModel) -> ItemCurves:
+    if not isinstance(fitted.model, HasItemInformation):
+        kinds = find_models().items()
+        able = [name for name, kind in kinds if issubclass(kind, HasItemInformation)]
+        raise FitError(
+            f"{fitted.artifact.path} is of {fitted.model.name}, whose items have no information "
+            f"curves. Fit {', '.join(able)} with {{components=1}}."
+        )
+    return fitted.model.get_item_curves(fitted.params)
+
+
+def link_fits(new: LoadedModel, old: LoadedModel) -> ItemLink:
+    """Put the items of a fit on the scale of an old one."""
+    return compute_link(
+        *(
+            get_fitted_items(
+                fitted.model, fitted.params, fitted.feature_names, str(fitted.artifact.path)
+            )
+            for fitted in (new, old)
+        )
+    )
+
+
+def make_linked_table(new: LoadedModel, link: ItemLink) -> BatchedTable:
+    """Make a table of the new items on the old scale, as `fit --items` reads it."""
+    return make_table(
+        {
+            "feature": pa.array(new.feature_names, pa.string()),
+            "slope": pa.array(link.slopes),
+            "offset": pa.array(link.offsets),
+        }
+    )
+
+
+def describe_link(link: ItemLink) -> dict[str, Any]:
+    """Describe a link for the summary."""
+    return {"A": link.A, "B": link.B, "common": link.common, "difference": link.difference}
+
+
+def format_link(link: Mapping[str, Any]) -> str:
+    """Format the constants of a link as a line of the summary."""
+    n = len(link["common"])
+    return (
+        f"trait of the old fit = A × trait + B with A = {link['A']:.6g}, B = {link['B']:.6g}; "
+        f"curves of {n:,} common items differ by {link['difference']:.3g} ones (RMS)"
+    )

@@ -23,8 +23,7 @@ from flows.data.datasets import (
     read_true_mixing,
     resolve_split,
 )
-from flows.data.known_items import read_known_items
-from flows.data.parameter_tables import read_parameter_table
+from flows.data.parameter_tables import read_known_items, read_parameter_table
 from flows.fitting.kept_statistics import open_kept_statistics
 from flows.fitting.options import FitOptions
 from flows.fitting.provenance import compute_fingerprint, describe_artifact

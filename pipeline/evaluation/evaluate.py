@@ -27,13 +27,14 @@ from pipeline.data.features import (
 )
 from pipeline.data.matching import find_segment_indices, make_empty_rows
 from pipeline.errors import FitError
-from pipeline.evaluation.level_scores import compute_level_losses, describe_level_losses
-from pipeline.evaluation.number_scores import (
+from pipeline.evaluation.prediction import TargetLabels, describe_prediction, summarize_predictions
+from pipeline.evaluation.value_scores import (
     ReconstructionSums,
+    compute_level_losses,
     compute_number_losses,
+    describe_level_losses,
     describe_number_losses,
 )
-from pipeline.evaluation.prediction import TargetLabels, describe_prediction, summarize_predictions
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress, ignore_progress
 from pipeline.inference.transform import compute_likelihoods

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from pipeline.data.blocks import BinaryBlock
 from pipeline.data.features import Feature
 from pipeline.evaluation.evaluate import EvaluatedModel
-from pipeline.evaluation.level_scores import sum_value_losses
 from pipeline.evaluation.neighbourhoods import SampledRows, split_by_segment
-from pipeline.evaluation.number_scores import (
+from pipeline.evaluation.value_scores import (
     average_scores,
     compute_number_losses,
     describe_number_losses,
+    sum_value_losses,
 )
 from pipeline.executors.base import Executor
 from pipeline.executors.cancellation import check_cancelled

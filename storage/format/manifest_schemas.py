@@ -1,18 +1,200 @@
-"""Schemas of manifests. Manifests are external data, so they are checked when they are read."""
+"""Schemas of manifests. Manifests are external data, so they are checked when they are read.
+
+JSON values are checked against types: numbers, text, lists, mappings and `TypedDict`. Checks are
+strict: True is not a whole number, and 1.0 is none either. Entries that a `TypedDict` does not name
+are allowed. `Annotated[T, rule]` adds a rule: a function that raises `ValueError` with a text such
+as "should be at least 1".
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from itertools import pairwise
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    NotRequired,
+    TypedDict,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 from storage.errors import DataError
-from storage.format.json_types import JsonTypeError, Limits, check_json_type
 from storage.format.schema import ARTIFACT_FORMAT, CODES_FORMAT, REMEDIES, list_stored_arrays
 from storage.stores.locations import DATASET_FORMAT
 
+Check = Callable[[Any], None]
+_TYPE_RULES = {
+    bool: "should be true or false",
+    int: "should be a whole number",
+    float: "should be a number",
+    str: "should be text",
+    list: "should be a list",
+    dict: "should be a mapping",
+    NoneType: "should be null",
+}
+
+
+class JsonTypeError(ValueError):
+    """A value does not have its type.
+
+    Attributes
+    ----------
+    place
+        Keys and indices that lead to the value.
+    value
+        The value.
+    rule
+        What it should be.
+    is_missing
+        Whether there is no value.
+    """
+
+    def __init__(
+        self, value: Any, rule: str, place: tuple[str | int, ...] = (), is_missing: bool = False
+    ) -> None:
+        self.value, self.rule, self.place, self.is_missing = value, rule, place, is_missing
+        super().__init__(rule)
+
+
+class Limits(NamedTuple):
+    """A rule for numbers: from `low` to `high`, both included."""
+
+    low: float
+    high: float
+
+    def __call__(self, value: float) -> None:
+        """Raise `ValueError` if the number is outside, or not a number."""
+        if not self.low <= value <= self.high:
+            raise ValueError(f"should be from {self.low} to {self.high}")
+
+
+def check_json_type(value: Any, kind: Any) -> None:
+    """Raise `JsonTypeError` if a JSON value does not have the type."""
+    _make_check(kind)(value)
+
+
+@cache
+def _make_check(kind: Any) -> Check:
+    """Return the check of a type. It is made once, because manifests have long lists."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return lambda value: None
+    if is_typeddict(kind):
+        return _make_record_check(kind)
+    if origin is Annotated:
+        return _make_rule_check(_make_check(arguments[0]), kind.__metadata__)
+    if origin is Literal:
+        rule = f"should be {' or '.join(map(repr, arguments))}"
+        return lambda value: _require(value in arguments, value, rule)
+    if origin in (Union, UnionType):
+        return _make_union_check([_make_check(argument) for argument in arguments])
+    if origin in (list, tuple):
+        return _make_list_check(origin, _make_check(arguments[0]))
+    if origin is dict:
+        return _make_mapping_check(_make_check(arguments[0]), _make_check(arguments[1]))
+    return _make_simple_check(kind)
+
+
+def _require(is_valid: bool, value: Any, rule: str) -> None:
+    if not is_valid:
+        raise JsonTypeError(value, rule)
+
+
+def _make_simple_check(kind: type) -> Check:
+    """Check for a plain type. Text may have lone surrogates, as the data may contain them."""
+    rule = _TYPE_RULES[kind]
+    kinds = (float, int) if kind is float else (kind,)
+    return lambda value: _require(type(value) in kinds, value, rule)
+
+
+def _make_rule_check(check_type: Check, rules: Iterable[Check]) -> Check:
+    def check(value: Any) -> None:
+        check_type(value)
+        try:
+            for rule in rules:
+                rule(value)
+        except ValueError as error:
+            raise JsonTypeError(value, str(error)) from None
+
+    return check
+
+
+def _make_union_check(checks: list[Check]) -> Check:
+    """Accept a value of any of the types; the error is that of the type it resembles most."""
+
+    def check(value: Any) -> None:
+        errors = []
+        for check_type in checks:
+            try:
+                return check_type(value)
+            except JsonTypeError as error:
+                errors.append(error)
+        raise max(errors, key=lambda error: len(error.place))
+
+    return check
+
+
+def _make_list_check(kind: type, check_item: Check) -> Check:
+    def check(value: Any) -> None:
+        _require(isinstance(value, kind), value, _TYPE_RULES[list])
+        for index, item in enumerate(value):
+            _check_inside(check_item, item, index)
+
+    return check
+
+
+def _make_mapping_check(check_key: Check, check_item: Check) -> Check:
+    def check(value: Any) -> None:
+        _require(isinstance(value, dict), value, _TYPE_RULES[dict])
+        for key, item in value.items():
+            check_key(key)
+            _check_inside(check_item, item, key)
+
+    return check
+
+
+def _make_record_check(kind: Any) -> Check:
+    hints = get_type_hints(kind, include_extras=True)
+    # `__required_keys__` counts NotRequired entries of annotations that are strings.
+    is_optional = {
+        name: get_origin(hint) is NotRequired or name not in kind.__required_keys__
+        for name, hint in hints.items()
+    }
+    kinds = {
+        name: get_args(hint)[0] if get_origin(hint) is NotRequired else hint
+        for name, hint in hints.items()
+    }
+
+    def check(value: Any) -> None:
+        _require(isinstance(value, dict), value, _TYPE_RULES[dict])
+        for name, entry_kind in kinds.items():
+            if name in value:
+                _check_inside(_make_check(entry_kind), value[name], name)
+            elif not is_optional[name]:
+                raise JsonTypeError(None, "should exist", (name,), is_missing=True)
+
+    return check
+
+
+def _check_inside(check: Check, value: Any, key: str | int) -> None:
+    try:
+        check(value)
+    except JsonTypeError as error:
+        error.place = (key, *error.place)
+        raise
+
+
 MAX_INT64 = 2**63 - 1
+_MAX_VALUE_LENGTH = 60
 _NUMBER_DTYPES = frozenset(
     {"bool", *(f"{kind}{8 * size}" for kind in ("int", "uint") for size in (1, 2, 4, 8))}
     | {f"float{8 * size}" for size in (2, 4, 8, 12, 16)}
@@ -287,9 +469,6 @@ class FitManifest(ArtifactManifest, total=False):
     pairs: str | None
 
 
-_MAX_VALUE_LENGTH = 60
-
-
 class ColumnRecord(TypedDict):
     """A per-row column of a dataset, and the pages of its texts."""
 
@@ -362,35 +541,29 @@ def check_manifest(path: str, kind: str, manifest: Mapping[str, Any]) -> None:
     schema: Any = _SCHEMAS[kind]
     if kind == ARTIFACT_FORMAT and "model" in manifest:
         schema = FitManifest
-    check_schema(path, schema, manifest, REMEDIES[kind])
-    try:
-        _CONSISTENCY_CHECKS[kind](manifest)
-    except _InconsistentManifest as error:
-        entry, value, rule = error.args
-        raise DataError(_format_error(path, entry, value, rule, REMEDIES[kind])) from None
+    check_schema(path, schema, manifest, REMEDIES[kind], _CONSISTENCY_CHECKS[kind])
 
 
-def check_schema(path: str, schema: Any, values: Any, remedy: str) -> None:
+def check_schema(
+    path: str, schema: Any, values: Any, remedy: str, check_consistency: Check | None = None
+) -> None:
     """Check JSON values in the file `path` against a type, such as a `TypedDict`.
 
-    `remedy` is the advice in the error message.
+    `remedy` is the advice in the error message. `check_consistency` is a further check, which
+    raises `JsonTypeError` if entries contradict each other.
     """
     try:
         check_json_type(values, schema)
+        if check_consistency is not None:
+            check_consistency(values)
     except JsonTypeError as error:
-        entry = ".".join(map(str, error.place))
+        entry = _make_printable(".".join(map(str, error.place)))
         if error.is_missing:
-            raise DataError(f"{path}: {_make_printable(entry)} is missing. {remedy}") from None
-        raise DataError(_format_error(path, entry, error.value, error.rule, remedy)) from None
-
-
-def _format_error(path: str, entry: str, value: Any, rule: str, remedy: str) -> str:
-    place = f"{path}: {_make_printable(entry)}" if entry else path
-    return f"{place} is {_format_value(value)}, but {_make_printable(rule)}. {remedy}"
-
-
-class _InconsistentManifest(Exception):
-    """Entries contradict each other: (entry, its value, the rule)."""
+            raise DataError(f"{path}: {entry} is missing. {remedy}") from None
+        place = f"{path}: {entry}" if entry else path
+        raise DataError(
+            f"{place} is {_format_value(error.value)}, but {_make_printable(error.rule)}. {remedy}"
+        ) from None
 
 
 def _format_value(value: Any) -> str:
@@ -407,40 +580,39 @@ def _make_printable(text: str) -> str:
 
 def _check_dataset(manifest: Mapping[str, Any]) -> None:
     if len(manifest["feature_names"]) < 2:
-        raise _InconsistentManifest(
-            "feature_names", manifest["feature_names"], "should have at least two names"
-        )
+        rule = "should have at least two names"
+        raise JsonTypeError(manifest["feature_names"], rule, ("feature_names",))
     for name in ("n_rows", "n_chunks", "n_blocks"):
         if not manifest[name]:
-            raise _InconsistentManifest(name, 0, "should be at least 1")
+            raise JsonTypeError(0, "should be at least 1", (name,))
     levels = manifest.get("feature_levels", {})
     continuous = [name for name in manifest["feature_names"] if levels.get(name) == []]
     stored = list_stored_arrays(manifest["columns"], continuous)
     if manifest["stored"] != stored:
         rule = f"should be {', '.join(stored)[:200]}"
-        raise _InconsistentManifest("stored", manifest["stored"], rule)
+        raise JsonTypeError(manifest["stored"], rule, ("stored",))
     for name, column in manifest["columns"].items():
         if ("levels" in column) != (column["kind"] == "category"):
             rule = "should have levels if its kind is category, and only then"
-            raise _InconsistentManifest(f"columns.{name}", column, rule)
+            raise JsonTypeError(column, rule, (f"columns.{name}",))
     names, n_chunks = manifest["feature_names"], manifest["n_chunks"]
     positions = manifest.get("positions")
     if positions is not None and not len({*positions}) == len(positions) == n_chunks:
         rule = f"should be {n_chunks} different positions"
-        raise _InconsistentManifest("positions", positions, rule)
+        raise JsonTypeError(positions, rule, ("positions",))
     for name, own in levels.items():
         if name not in names or len(own) == 1 or len({*own}) < len(own):
             rule = "should be different levels of a feature"
-            raise _InconsistentManifest(f"feature_levels.{name}", own, rule)
+            raise JsonTypeError(own, rule, (f"feature_levels.{name}",))
     added = [*manifest.get("added_features", ())]
     n_original = len(names) - len(added)
     if n_original < 2 or {*names[n_original:]} != {*added}:
         rule = "should be the last of the feature names"
-        raise _InconsistentManifest("added_features", added, rule)
+        raise JsonTypeError(added, rule, ("added_features",))
     counts = manifest.get("chunk_features", [len(names)] * n_chunks)
     if len(counts) != n_chunks or not all(n_original <= n <= len(names) for n in counts):
         rule = f"should be {n_chunks} numbers of features from {n_original} to {len(names)}"
-        raise _InconsistentManifest("chunk_features", counts, rule)
+        raise JsonTypeError(counts, rule, ("chunk_features",))
 
 
 def _check_artifact(manifest: Mapping[str, Any]) -> None:
@@ -451,22 +623,22 @@ def _check_artifact(manifest: Mapping[str, Any]) -> None:
 def _check_codes(manifest: Mapping[str, Any]) -> None:
     n_rows, rows_per_chunk = manifest["n_rows"], manifest["rows_per_chunk"]
     if not manifest["arrays"]:
-        raise _InconsistentManifest("arrays", {}, "should have at least one array")
+        raise JsonTypeError({}, "should have at least one array", ("arrays",))
     for name, array in manifest["arrays"].items():
         _check_dims(name, array)
         if array["dims"][:1] != ["row"] or array["shape"][0] != n_rows:
             rule = f"should have {n_rows} rows"
-            raise _InconsistentManifest(f"arrays.{name}.shape", array["shape"], rule)
+            raise JsonTypeError(array["shape"], rule, (f"arrays.{name}.shape",))
         n_ranges = -(-n_rows // rows_per_chunk)
         if len(array["checksums"]) != n_ranges:
             rule = f"should have {n_ranges} entries"
-            raise _InconsistentManifest(f"arrays.{name}.checksums", array["checksums"], rule)
+            raise JsonTypeError(array["checksums"], rule, (f"arrays.{name}.checksums",))
 
 
 def _check_dims(name: str, array: Mapping[str, Any]) -> None:
     if len(array["dims"]) != len(array["shape"]):
         rule = f"should have {len(array['shape'])} names"
-        raise _InconsistentManifest(f"arrays.{name}.dims", array["dims"], rule)
+        raise JsonTypeError(array["dims"], rule, (f"arrays.{name}.dims",))
 
 
 _SCHEMAS = {
@@ -474,7 +646,7 @@ _SCHEMAS = {
     ARTIFACT_FORMAT: ArtifactManifest,
     CODES_FORMAT: CodesManifest,
 }
-_CONSISTENCY_CHECKS: dict[str, Callable[[Mapping[str, Any]], None]] = {
+_CONSISTENCY_CHECKS: dict[str, Check] = {
     DATASET_FORMAT: _check_dataset,
     ARTIFACT_FORMAT: _check_artifact,
     CODES_FORMAT: _check_codes,

@@ -24,7 +24,6 @@ from storage.sources.base import (
     SourceUpdates,
     translate_read_errors,
 )
-from storage.sources.baskets import find_basket_items, open_baskets
 from storage.sources.derived import (
     add_folder_columns,
     arrange_features,
@@ -34,8 +33,8 @@ from storage.sources.derived import (
     parse_folder_columns,
     select_features,
 )
-from storage.sources.matrix_market import open_matrix_market
 from storage.sources.new_files import NewFiles, collect_tags, list_new_files
+from storage.sources.number_texts import find_basket_items, open_baskets, open_matrix_market
 from storage.sources.ordered_levels import (
     check_same_levels,
     find_far_levels,

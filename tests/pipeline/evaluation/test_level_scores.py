@@ -18,7 +18,7 @@ from pipeline.evaluation.calibration import (
     compare_pairs,
     tabulate_levels,
 )
-from pipeline.evaluation.level_scores import (
+from pipeline.evaluation.value_scores import (
     compute_level_losses,
     compute_rank_correlation,
     describe_level_losses,

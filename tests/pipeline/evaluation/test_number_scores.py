@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
-from pipeline.evaluation.number_scores import (
+from pipeline.evaluation.value_scores import (
     ReconstructionSums,
     compute_number_losses,
     describe_number_losses,

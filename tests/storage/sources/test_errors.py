@@ -356,7 +356,7 @@ def test_entry_given_twice(tmp_path, kind):
 
 
 def test_entry_given_twice_far_apart(tmp_path, monkeypatch):
-    monkeypatch.setattr("storage.sources.matrix_market.NUMBER_BLOCK_BYTES", 8)
+    monkeypatch.setattr("storage.sources.number_texts.NUMBER_BLOCK_BYTES", 8)
     text = "%%MatrixMarket matrix coordinate real general\n3 20 4\n2 18 0\n3 3 1\n1 1 1\n2 18 1\n"
     path = written(tmp_path, "a.mtx", text)
     assert refusal(path).startswith(place("a.mtx", 2, "f17") + ": there are two entries.")

@@ -8,7 +8,7 @@ import pyarrow.parquet
 import pytest
 import scipy.sparse
 
-from storage.sources import arrays, base, matrix_market, open_source
+from storage.sources import arrays, base, number_texts, open_source
 from storage.sources import csv as tables
 from tests.support.traced_memory import measure_peak_memory, start_tracing_process
 
@@ -29,7 +29,7 @@ def process():
 
 def _small_batches():
     base.BATCH_CELLS = arrays._ENTRIES_AT_ONCE = CELLS
-    tables.TABLE_BLOCK_BYTES = matrix_market.NUMBER_BLOCK_BYTES = BLOCK
+    tables.TABLE_BLOCK_BYTES = number_texts.NUMBER_BLOCK_BYTES = BLOCK
 
 
 @contextmanager

@@ -19,10 +19,9 @@ from storage.sources import (
     ReadOptions,
     arrays,
     base,
-    baskets,
     expand_sources,
     find_basket_items,
-    matrix_market,
+    number_texts,
     open_source,
 )
 from storage.sources import csv as tables
@@ -41,8 +40,7 @@ def _small_batches():
         patch.setattr(base, "BATCH_CELLS", 24)
         patch.setattr(base, "_MIN_BATCH_ROWS", 2)
         patch.setattr(tables, "TABLE_BLOCK_BYTES", 50)
-        patch.setattr(baskets, "NUMBER_BLOCK_BYTES", 20)
-        patch.setattr(matrix_market, "NUMBER_BLOCK_BYTES", 30)
+        patch.setattr(number_texts, "NUMBER_BLOCK_BYTES", 20)
         patch.setattr(arrays, "_ENTRIES_AT_ONCE", 5)
         yield
 

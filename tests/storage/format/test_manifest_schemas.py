@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import pytest
 
-from storage.format.json_types import JsonTypeError, Limits, check_json_type
+from storage.format.manifest_schemas import JsonTypeError, Limits, check_json_type
 
 
 class Page(TypedDict):
