@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from inspect import signature
 from itertools import cycle, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -132,19 +131,21 @@ class _Fit(NamedTuple):
 def _list_fits(models: tuple[str, ...], datasets: Sequence[_Dataset]) -> Iterator[_Fit]:
     """Yield fits: each model's defaults, without and with weights, then each other choice."""
     from pipeline.models.registry import find_model_class, list_model_names
+    from pipeline.models.settings import list_settings
 
     for name in models or list_model_names():
         model = find_model_class(name)
-        hints, settings = get_type_hints(model), signature(model).parameters
+        hints = get_type_hints(model)
+        settings = {own.name: own.default for own in list_settings(model) if own.init}
         short = ["max_iter=3"] if "max_iter" in settings else []
         own = [dataset for dataset in datasets if _has_own_functions(model, dataset.kinds)]
         for dataset in own:
             yield _Fit(dataset, name, short)
-            if model.weight_kinds:
+            if model.support.parts:
                 yield _Fit(dataset, name, short, _WEIGHT)
-        for setting, parameter in settings.items():
+        for setting, default in settings.items():
             choices = get_args(hints[setting]) if get_origin(hints[setting]) is Literal else ()
-            others = [choice for choice in choices if choice != parameter.default]
+            others = [choice for choice in choices if choice != default]
             for choice, dataset in product(others, own):
                 if dataset.is_complete:
                     yield _Fit(dataset, name, [*short, f"{setting}={choice}"])
@@ -152,8 +153,8 @@ def _list_fits(models: tuple[str, ...], datasets: Sequence[_Dataset]) -> Iterato
 
 def _has_own_functions(model: type[Model], kinds: Sequence[FeatureKind]) -> bool:
     """Return whether a model takes all these kinds of features, and not as binary ones."""
-    is_split = model.splits_levels and "ordinal" in kinds
-    return {*kinds} <= {*model.feature_kinds} and not is_split
+    is_split = model.support.splits_levels and "ordinal" in kinds
+    return {*kinds} <= {*model.support.features} and not is_split
 
 
 def _use_model(fit: _Fit, folder: Path) -> None:

@@ -55,7 +55,7 @@ from pipeline.data.tables import (
 from pipeline.errors import FitError
 from pipeline.executors.base import make_executor
 from pipeline.inference.transform import describe_codes
-from pipeline.models.base import can_have_groups, has_segments
+from pipeline.models.base import has_segments
 from pipeline.models.capabilities import (
     CanImpute,
     CanReconstruct,
@@ -194,7 +194,8 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         self.seed_ = _draw_seed(self.random_state)
         dataset = self._make_dataset(rows, y, segments, weights=weights)
         self._counts = None
-        has_groups = can_have_groups(self.model_class) and not has_segments(self.model_class)
+        can_have_groups = "groups" in self.model_class.support.parts
+        has_groups = can_have_groups and not has_segments(self.model_class)
         options["are_segments_groups"] = has_groups and segments is not None
         return api.fit_with_argument_names(dataset=dataset, **options, **self._list_fit_arguments())
 
@@ -473,7 +474,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         if self.binarize is not None and levels is None:
             return {}
         names = self._list_names(rows.n_features)
-        can_have_levels = "ordinal" in self.model_class.feature_kinds
+        can_have_levels = "ordinal" in self.model_class.support.features
         if levels is None:
             categories = _list_categories(X)
             columns = map(str, rows.feature_names or names)
@@ -556,9 +557,9 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         names = self._list_names(rows.n_features)
         rule = None if self.binarize is None else self.binarize_
         remedy = _REMEDY
-        if "ordinal" in self.model_class.feature_kinds:
+        if "ordinal" in self.model_class.support.features:
             remedy += " Pass levels to fit if other values are possible."
-        if "continuous" in self.model_class.feature_kinds:
+        if "continuous" in self.model_class.support.features:
             remedy += " Estimators do not take continuous features; latentbits.fit does."
         tables = make_tables(rows, names, segments, keep, rule, remedy, self.levels_ or None)
         n_earlier = earlier.first.n_rows if earlier else 0

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from dataclasses import make_dataclass
 from functools import cache
-from inspect import cleandoc, signature
+from inspect import cleandoc
 from textwrap import fill, indent
 from typing import Any
 
 from latentbits.base import ModelEstimator, WeightedModelEstimator
 from pipeline.models.base import Model, has_segments
 from pipeline.models.registry import find_models
-from pipeline.models.settings import describe_settings
+from pipeline.models.settings import describe_settings, list_hyperparameters, list_settings
 
 _SEGMENT_SETTINGS = {
     "n_segments": "Number of segments of equal length to divide the rows into, in their order, "
@@ -47,12 +47,12 @@ def make_estimators() -> dict[str, type[ModelEstimator]]:
 @cache
 def _make_estimator(kind: type[Model]) -> type[ModelEstimator]:
     """Make the estimator class of a model, whose arguments are the model's settings."""
-    settings = [(p.name, p.annotation, p.default) for p in signature(kind).parameters.values()]
+    settings = [(own.name, own.type, own.default) for own in list_settings(kind) if own.init]
     common = [(name, Any, None) for name in _list_common_settings(kind)]
     estimator = make_dataclass(
         kind.__name__,
         [*settings, *common],
-        bases=(WeightedModelEstimator if kind.weight_kinds else ModelEstimator,),
+        bases=(WeightedModelEstimator if "frequency" in kind.support.parts else ModelEstimator,),
         namespace={"model_class": kind, "__doc__": _make_docstring(kind)},
         kw_only=True,
         eq=False,
@@ -71,7 +71,7 @@ def _make_docstring(kind: type[Model]) -> str:
     """Describe the arguments of an estimator in numpydoc format."""
     title = cleandoc(kind.__doc__ or "").partition("\n")[0].removeprefix("Hyperparameters of ")
     settings = describe_settings(kind)
-    texts = {name: settings[name] for name in signature(kind).parameters}
+    texts = {name: settings[name] for name in ("n_components", *list_hyperparameters(kind))}
     texts |= _list_common_settings(kind)
     lines = (f"{name}\n{indent(fill(text, 84), '    ')}\n" for name, text in texts.items())
     return f"Estimator of {title}\n\nParameters\n----------\n{''.join(lines)}"

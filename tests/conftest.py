@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kind = parameters.params.get("facts") if parameters else None
         is_law = facts is not None and (
             not {law, f"{law}[{kind}]"}.isdisjoint(facts.slow)
-            or (kind == "ordinal" and "continuous" in facts.model.feature_kinds)
+            or (kind == "ordinal" and "continuous" in facts.model.support.features)
             or (_is_matrix_run(config) and is_hypothesis_test(item.function))
         )
         if is_repeated or is_law:

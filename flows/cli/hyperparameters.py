@@ -109,7 +109,7 @@ def _parse_model_option(word: str, following: str) -> list[str]:
 
 def _format_model_help(model: type[Model]) -> str:
     hints, descriptions = get_type_hints(model), describe_settings(model)
-    defaults = {field.name: field.default for field in fields(model)}  # type: ignore[arg-type]
+    defaults = {field.name: field.default for field in fields(model)}
     lines = (
         f"  {name}={_format_type(hints[name])} [default: {format_setting(defaults[name])}]\n"
         f"{_format_description(descriptions[name])}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -36,6 +35,7 @@ from pipeline.executors.base import limit_blas_threads
 from pipeline.fitting.pair_work import get_pair_job_label
 from pipeline.models.base import Model
 from pipeline.models.capabilities import CanReconstruct, HasCompositeLikelihood
+from pipeline.models.settings import get_settings
 from pipeline.models.state import FitState
 from pipeline.params import get_named_arrays
 from pipeline.passes.map_reduce import TASK_MEMORY, collect_statistics
@@ -155,8 +155,7 @@ def _list_new_segments(before: LoadedModel, job: FitJob) -> list[str]:
 
 
 def _list_changed_settings(before: Model, after: Model) -> list[str]:
-    # A model of groups or levels, unlike the model of its artifact, has a structure.
-    old, new = asdict(before), asdict(after)  # type: ignore[call-overload]
+    old, new = get_settings(before), get_settings(after)
     return [name for name in old if new[name] != old[name]]
 
 

@@ -331,7 +331,7 @@ def find_warm_start(
     if getattr(model, "layers", None) is not None:
         return model, latest  # its warm start compares the layers
     try:
-        return replace(model, n_components=n_components), latest  # type: ignore[type-var]
+        return replace(model, n_components=n_components), latest  # type: ignore[call-arg]
     except FitError:
         raise FitError(
             f"The latest artifact, {latest.artifact.path}, has {n_components} components, which "

@@ -227,7 +227,8 @@ class GroupFits:
         )
         # Names of features may contain commas.
         features = (feature._replace(name=str(k)) for k, feature in enumerate(self.features))
-        return model.with_structure(Structure(self.groups, tuple(features)))
+        adapted: Model = model.with_structure(Structure(self.groups, tuple(features)))
+        return adapted
 
 
 def group_rows(rows: RowSource, column: str, values: tuple[int, ...]) -> RowSource:

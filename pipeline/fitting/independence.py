@@ -27,8 +27,7 @@ def compute_independent_log_likelihood(model: Model, first: Any) -> float | None
     statistics do not count features.
     """
     first = first.counts if isinstance(first, RowSample | PairMoments) else first
-    structure = getattr(model, "structure", None)
-    features = () if structure is None or model.splits_levels else structure.features
+    features = () if model.support.splits_levels else model.structure.features
     if not isinstance(first, FeatureCounts | PairCounts):
         return None
     nats = 0.0

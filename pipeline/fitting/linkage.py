@@ -53,7 +53,7 @@ def collect_linkage(
 
 def has_every_value(model: Model, first: Any) -> bool:
     """Return whether a model's first statistics show that no value is missing."""
-    features = getattr(model, "structure", Structure()).features
+    features = model.structure.features
     return bool(getattr(first, "is_complete", False)) and not find_continuous(features)
 
 
@@ -85,7 +85,7 @@ def warn_about_unlinked_features(model: Model, linkage: Linkage) -> tuple[FitWar
     FitError
         If the model cannot be fitted to several parts.
     """
-    structure, own = getattr(model, "structure", Structure()), model.find_features_by_group()
+    structure, own = model.structure, model.find_features_by_group()
     columns, _ = _find_columns(structure, linkage.parts.shape[1])
     # Groups without any common parameter need no link.
     linkages = linkage.split_by_segment() if len(own) == len(columns) else [linkage]

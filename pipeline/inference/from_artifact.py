@@ -25,7 +25,7 @@ from pipeline.models.registry import (
     list_model_names,
     restore_model,
 )
-from pipeline.models.settings import check_types
+from pipeline.models.settings import check_types, list_settings
 from pipeline.params import (
     find_unexpected_arrays,
     get_named_arrays,
@@ -112,8 +112,7 @@ def model_from_artifact(artifact: ArtifactT) -> LoadedModel[ArtifactT]:
             f"{MODELS_VARIABLE} if you trust its code."
         )
     settings = manifest["hyperparameters"]
-    known_settings = {f.name for f in fields(kind)}  # type: ignore[arg-type]
-    _check_no_difference(kind, "settings", {*settings} - known_settings)
+    _check_no_difference(kind, "settings", {*settings} - {own.name for own in list_settings(kind)})
     arrays: Mapping[str, NDArray[Any]] = artifact  # type: ignore[assignment]
     _check_no_difference(kind, "arrays", find_unexpected_arrays(kind.params, arrays))
     params = params_from_arrays(kind.params, arrays)

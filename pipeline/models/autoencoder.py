@@ -42,7 +42,6 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.data.features import FeatureKind
 from pipeline.learning.batches import TrainingBatch
 from pipeline.learning.training import train_on_blocks
 from pipeline.models.gradient import (
@@ -59,6 +58,7 @@ from pipeline.models.gradient import (
 )
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
+from pipeline.models.support import Support
 from pipeline.numerics.networks.layered_network import (
     Layer,
     Layers,
@@ -128,8 +128,7 @@ class Autoencoder(GradientModel):
     """
 
     name: ClassVar[str] = "autoencoder"
-    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal")
-    splits_levels: ClassVar[bool] = True
+    support: ClassVar[Support] = Support(("binary", "ordinal"), splits_levels=True)
     unlinked_effect: ClassVar[str] = (
         "codes of different parts cannot be compared: predict only within a part"
     )

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, Tile
-from pipeline.data.features import FeatureKind
-from pipeline.data.weights import WeightKind
-from pipeline.errors import FitError
+from pipeline.data.features import are_binary
 from pipeline.executors.base import MapFunction
 from pipeline.learning.convergence import ConvergenceCriterion, ObjectiveCriterion
 from pipeline.models.settings import check_settings
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure
+from pipeline.models.support import Support, check_features, check_parts
 from pipeline.params import get_named_arrays, list_arrays
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
@@ -26,7 +26,16 @@ _NANOSECONDS_PER_VALUE = 10.0
 """Work per row, feature and component of a model that does not estimate its own."""
 
 
-class Model(Protocol):
+@dataclass(frozen=True)
+class HasStructure(Protocol):
+    """What a fit knows about its rows and features besides their values; see `with_structure`."""
+
+    structure: Structure = field(
+        default=Structure(), kw_only=True, repr=False, metadata={"is_setting": False}
+    )
+
+
+class Model(HasStructure, Protocol):
     """A frozen dataclass of hyperparameters, validated in `__post_init__`.
 
     A model subclasses this explicitly; methods with a body here are defaults. "MAP" in a docstring
@@ -61,24 +70,10 @@ class Model(Protocol):
     signed_arrays: ClassVar[tuple[str, ...]] = ()
     """Arrays of parameters that change sign if a component is reversed; empty if its sign has a
     meaning."""
-    weight_kinds: ClassVar[tuple[WeightKind, ...]] = ()
-    """Meanings of row weights that the model can use; see `pipeline.data.weights`."""
-    has_cluster_errors: ClassVar[bool] = False
-    """Whether standard errors allow for the clusters of a survey, `BinaryBlock.clusters`."""
-    can_have_known_items: ClassVar[bool] = False
-    """Whether slopes and offsets of features may be known; see `pipeline.models.known_items`."""
-    has_covariates: ClassVar[bool] = False
-    """Whether the model can use covariates of rows, `BinaryBlock.covariates`."""
-    has_groups: ClassVar[bool] = False
-    """Whether `with_structure` adds parameters by group of rows to a model without segments."""
+    support: ClassVar[Support] = Support()
+    """What the model can use of rows and features."""
     independence: ClassVar[str] = "independent features with the same margins"
     """What `independent_log_likelihood` is of."""
-    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary",)
-    """Kinds of features that the model explains; see `pipeline.data.features`. A model of ordered
-    levels learns them from `Structure.features`, as its blocks have a bit per plane."""
-    splits_levels: ClassVar[bool] = False
-    """Whether the model explains the planes of ordinal features, each as a binary feature. Its fits
-    then have the names of planes; see `pipeline.models.feature_kinds.split_levels_for`."""
     summary_diagnostics: ClassVar[tuple[str, ...]] = ()
     """Diagnostics that the summary of a fit shows, if present."""
     unlinked_effect: ClassVar[str] = "how they depend on each other is not determined"
@@ -86,8 +81,6 @@ class Model(Protocol):
     `pipeline.fitting.linkage`. Empty if rows need no common features."""
     needs_linked_features: ClassVar[bool] = False
     """Whether the model cannot be fitted to parts of the features that no row links."""
-    can_have_pattern: ClassVar[bool] = False
-    """Whether a loading pattern can set slopes to 0, or equal; see `with_structure`."""
     max_iter: int
     tol: float
     n_components: int | None
@@ -95,17 +88,21 @@ class Model(Protocol):
     def __post_init__(self) -> None:
         check_settings(self)
 
-    def with_structure(self, structure: Structure) -> Model:
+    def with_structure(self, structure: Structure) -> Self:
         """Return the model that a fit with this structure uses.
+
+        Names of binary features alone are no structure: they would only travel with every task.
 
         Raises
         ------
         FitError
-            If the model has no parameters for a part of the structure.
+            If `support` or the settings do not allow it.
         """
-        if structure.groups and not can_have_groups(type(self)):
-            raise FitError(f"{self.name} has no parameters by group.", parameter="group")
-        return self
+        check_parts(self, structure.parts)
+        check_features(self, structure.features)
+        if not structure.parts and are_binary(structure.features):
+            return self
+        return replace(self, structure=structure)
 
     def find_features_by_group(self) -> NDArray[np.intp]:
         """Return the indices of features with parameters by group, which do not link the groups."""
@@ -256,11 +253,6 @@ def has_segments(kind: type[Model]) -> bool:
     """Return whether every fit of a model has parameters per segment."""
     declared = list_arrays(kind.params).values()
     return any("segment" in array.dims for array in declared if array.is_required)
-
-
-def can_have_groups(kind: type[Model]) -> bool:
-    """Return whether a model has parameters per segment, or adapts itself to groups."""
-    return has_segments(kind) or kind.has_groups
 
 
 def reverse_components(model: Model, params: Any, signs: NDArray[np.float64]) -> dict[str, Any]:

@@ -43,13 +43,13 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.data.features import FeatureKind
 from pipeline.errors import FitError
 from pipeline.learning.batches import TrainingBatch
 from pipeline.learning.training import GradientLearner, Optimiser, OptimiserMemory, train_on_blocks
 from pipeline.models.gradient import GradientModel
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
+from pipeline.models.support import Support
 from pipeline.numerics.networks.layered_network import (
     ThreeLayerNetwork,
     compute_hidden_units,
@@ -153,8 +153,7 @@ class Bottleneck(GradientModel):
     """
 
     name: ClassVar[str] = "bottleneck"
-    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal")
-    splits_levels: ClassVar[bool] = True
+    support: ClassVar[Support] = Support(("binary", "ordinal"), splits_levels=True)
     unlinked_effect: ClassVar[str] = ""  # the labels are common to all rows
     first_statistics: ClassVar[type[LabelCounts]] = LabelCounts
     default_rates: ClassVar[Mapping[str, float]] = {"adam": 0.05, "momentum": 0.1}

@@ -45,12 +45,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.data.features import FeatureKind
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
+from pipeline.models.support import Support
 from pipeline.numerics.bits.packed_rows import BitRows, unpack_bytes
 from pipeline.numerics.graphs.kernel_components import (
     KernelDecomposition,
@@ -123,8 +123,7 @@ class KernelPCA(Model):
     """
 
     name: ClassVar[str] = "kernel-pca"
-    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal")
-    splits_levels: ClassVar[bool] = True
+    support: ClassVar[Support] = Support(("binary", "ordinal"), splits_levels=True)
     unlinked_effect: ClassVar[str] = "the codes may show only which part a row belongs to"
     first_statistics: ClassVar[type[DistinctRows]] = DistinctRows
     statistics: ClassVar[type[LandmarkSums]] = LandmarkSums

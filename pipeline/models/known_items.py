@@ -18,6 +18,7 @@ from pipeline.errors import FitError
 from pipeline.models.base import Model
 from pipeline.models.known_levels import KnownLevels, find_different_levels, measure_forms
 from pipeline.models.registry import find_models
+from pipeline.models.support import check_parts
 from pipeline.numerics.logistic.asymptotes import Asymptotes
 
 Array = NDArray[np.float64]
@@ -272,12 +273,7 @@ def find_known_values(model: Any, params: Any) -> Array | None:
 
 def check_can_have_known_items(model: Model) -> None:
     """Refuse known items if the model has no items."""
-    if not model.can_have_known_items:
-        able = [name for name, other in find_models().items() if other.can_have_known_items]
-        raise FitError(
-            f"{model.name} cannot be fitted with known items. These models can: {', '.join(able)}.",
-            parameter="items",
-        )
+    check_parts(model, ["known items"], find_models)
 
 
 def match_items(model: Any, items: KnownItems, are_components_set: bool) -> Any:

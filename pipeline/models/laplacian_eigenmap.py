@@ -46,12 +46,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.data.features import FeatureKind
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
+from pipeline.models.support import Support
 from pipeline.numerics.bits.packed_rows import BitRows, find_equal_rows, unpack_bytes
 from pipeline.numerics.graphs.neighbours import (
     NearestRows,
@@ -118,8 +118,7 @@ class LaplacianEigenmap(Model):
     """
 
     name: ClassVar[str] = "laplacian-eigenmap"
-    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal")
-    splits_levels: ClassVar[bool] = True
+    support: ClassVar[Support] = Support(("binary", "ordinal"), splits_levels=True)
     unlinked_effect: ClassVar[str] = "no path of neighbours joins their rows"
     needs_linked_features: ClassVar[bool] = True
     first_statistics: ClassVar[type[DistinctRows]] = DistinctRows

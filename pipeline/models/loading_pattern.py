@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from pipeline.data.features import parse_number
 from pipeline.errors import FitError
+from pipeline.models.support import check_parts
 
 _NO_LOADING, _FREE = "0", "1"
 _MAX_NAMES = 5
@@ -132,11 +133,7 @@ def match_traits(model: Any, pattern: LoadingPattern, components: int | str | No
     FitError
         If the model knows no patterns, or the user set another number.
     """
-    if not model.can_have_pattern:
-        raise FitError(
-            f"{model.name} has no loading pattern, unlike latent-trait. Leave out {{pattern}}.",
-            parameter="pattern",
-        )
+    check_parts(model, ["pattern"])
     q = len(pattern.traits)
     if components is not None and model.n_components != q:
         raise FitError(

@@ -76,7 +76,6 @@ from numpy.typing import NDArray
 from scipy.special import expit, logit
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.data.features import FeatureKind
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.executors.cancellation import check_cancelled
@@ -94,6 +93,7 @@ from pipeline.models.capabilities import LogLikelihood
 from pipeline.models.gradient import CONTRASTIVE_RATES, GradientModel
 from pipeline.models.settings import choose_number_of_starts, setting
 from pipeline.models.state import Arrays, FitState
+from pipeline.models.support import Support
 from pipeline.numerics.logistic.logistic_lanes import exp_minus
 from pipeline.numerics.logistic.logistic_units import (
     count_draw_words,
@@ -265,8 +265,7 @@ class RestrictedBoltzmannMachine(GradientModel):
     """
 
     name: ClassVar[str] = "rbm"
-    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal")
-    splits_levels: ClassVar[bool] = True
+    support: ClassVar[Support] = Support(("binary", "ordinal"), splits_levels=True)
     unlinked_effect: ClassVar[str] = (
         "how they depend on each other is not determined: predict only within a part"
     )

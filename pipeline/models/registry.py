@@ -125,9 +125,10 @@ def add_fixed_settings(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def restore_model(kind: type[Model], recorded: Mapping[str, Any]) -> Model:
     """Create a model from the settings in a manifest, which stores tuples as lists."""
-    names = {f.name for f in fields(kind) if f.init}  # type: ignore[arg-type]
+    names = {f.name for f in fields(kind) if f.init and f.metadata.get("is_setting", True)}
     values = {name: value for name, value in recorded.items() if name in names}
-    return kind(**{n: tuple(v) if isinstance(v, list) else v for n, v in values.items()})
+    settings: Any = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
+    return kind(**settings)
 
 
 def import_model(path: str) -> type[Model]:

@@ -21,6 +21,7 @@ from pipeline.data.weights import RowWeights
 from pipeline.errors import FitError
 from pipeline.models.base import Model
 from pipeline.models.registry import find_models
+from pipeline.models.support import check_parts
 
 
 def measure_row_covariates(
@@ -57,7 +58,7 @@ def measure_row_covariates(
     """
     if covariates is None:
         return None
-    check_can_have_covariates(model)
+    check_parts(model, ["covariates"], find_models)
     requests = [_parse_request(text, dataset) for text in covariates]
     names = [request.name for request in requests]
     if not names:
@@ -78,16 +79,6 @@ def check_row_covariates(dataset: Dataset, split: str | None, covariates: Covari
     """
     dataset.check_columns([column.name for column in covariates.columns])
     check_covariates(covariates, _make_source(dataset, split, None))
-
-
-def check_can_have_covariates(model: Model) -> None:
-    """Refuse covariates if the model cannot use them."""
-    if not model.has_covariates:
-        able = [name for name, other in find_models().items() if other.has_covariates]
-        raise FitError(
-            f"{model.name} cannot use covariates of rows. These models can: {', '.join(able)}.",
-            parameter="covariates",
-        )
 
 
 def _parse_request(text: str, dataset: Dataset) -> ColumnRequest:

@@ -7,20 +7,16 @@ import numpy as np
 from pipeline.data.datasets import Dataset
 from pipeline.data.weights import RowWeights
 from pipeline.errors import FitError
-from pipeline.models.base import Model, can_have_groups
+from pipeline.models.base import Model
 from pipeline.models.registry import find_models
+from pipeline.models.support import check_parts
 
 _MIN_ROWS = 2
 
 
 def check_can_have_groups(model: Model) -> None:
     """Refuse groups of rows if the model has no parameters by group."""
-    if not can_have_groups(type(model)):
-        able = [name for name, other in find_models().items() if can_have_groups(other)]
-        raise FitError(
-            f"{model.name} has no parameters by group. These models have: {', '.join(able)}.",
-            parameter="group",
-        )
+    check_parts(model, ["groups"], find_models)
 
 
 def list_groups(dataset: Dataset, split: str | None, weights: RowWeights | None) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from pipeline.data.weights import (
 from pipeline.errors import FitError
 from pipeline.models.base import Model
 from pipeline.models.registry import find_models
+from pipeline.models.support import check_parts
 
 
 def measure_row_weights(
@@ -63,8 +64,8 @@ def measure_row_weights(
     if psu is not None:
         if kind != "sampling":
             raise FitError("{psu} needs {weights=sampling}. Add that, or leave it out.")
-        check_cluster_errors(model)
-    check_weight_kind(model, kind)
+        check_parts(model, ["clusters"], find_models)
+    check_parts(model, [kind], find_models)
     dataset.check_columns([weight] if psu is None else [weight, psu])
     if psu == weight:
         raise FitError(f"{{psu}}: {weight} holds the weights. Choose the column of the units.")
@@ -91,25 +92,3 @@ def _choose_kind(weights: str | None) -> WeightKind:
         if weights in (None, kind):
             return kind
     raise FitError(f"{{weights}} must be {' or '.join(kinds)}, but is {weights!r}.")
-
-
-def check_weight_kind(model: Model, kind: WeightKind) -> None:
-    """Refuse row weights that the model cannot use."""
-    if kind not in model.weight_kinds:
-        able = [name for name, other in find_models().items() if kind in other.weight_kinds]
-        raise FitError(
-            f"{model.name} cannot use weights of rows by {{weights={kind}}}. "
-            f"These models can: {', '.join(able)}.",
-            parameter="weight",
-        )
-
-
-def check_cluster_errors(model: Model) -> None:
-    """Refuse the clusters of a survey if the model's standard errors would ignore them."""
-    if not model.has_cluster_errors:
-        able = [name for name, other in find_models().items() if other.has_cluster_errors]
-        raise FitError(
-            f"The standard errors of {model.name} do not allow for clusters. "
-            f"Those of {', '.join(able)} do.",
-            parameter="psu",
-        )

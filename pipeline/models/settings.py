@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, field, fields
-from inspect import signature
+from dataclasses import Field, field, fields
 from math import isfinite
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -58,11 +57,19 @@ def choose_number_of_starts(starts: int | None, *, is_complete: bool) -> int:
     return _STARTS if is_complete else _STARTS_IF_INCOMPLETE
 
 
+def list_settings(model: type[Any]) -> list[Field[Any]]:
+    """Return the fields that are settings, in the order of arguments.
+
+    Those with `init=False`, whose value is fixed, are settings too.
+    """
+    settings = (own for own in fields(model) if own.metadata.get("is_setting", True))
+    return sorted(settings, key=lambda own: own.kw_only)
+
+
 def get_settings(model: Any) -> dict[str, Any]:
-    """Return the settings of a model by name, without fields that declare to be none."""
-    settings = asdict(model)
-    others = {f.name for f in fields(model) if not f.metadata.get("is_setting", True)}
-    return {name: value for name, value in settings.items() if name not in others}
+    """Return the settings of a model by name."""
+    names = {own.name for own in list_settings(type(model))}
+    return {own.name: getattr(model, own.name) for own in fields(model) if own.name in names}
 
 
 def check_settings(model: Any) -> None:
@@ -123,7 +130,8 @@ def describe_type(kind: Any) -> str:
 
 def list_hyperparameters(model: type[Any]) -> tuple[str, ...]:
     """Return the names of a model's settings in order, without the number of components."""
-    return tuple(name for name in signature(model).parameters if name != "n_components")
+    names = (own.name for own in list_settings(model) if own.init)
+    return tuple(name for name in names if name != "n_components")
 
 
 def can_be_none(model: type[Any], name: str) -> bool:

@@ -44,7 +44,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.data.features import FeatureKind
 from pipeline.errors import FitError
 from pipeline.learning.batches import TrainingBatch
 from pipeline.learning.training import GradientTraining, train_on_blocks
@@ -66,6 +65,7 @@ from pipeline.models.gradient import (
 )
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
+from pipeline.models.support import Support
 from pipeline.numerics.logistic.logistic_units import row_states
 from pipeline.numerics.networks.gradient_steps import fill_contrastive_gradient
 from pipeline.numerics.networks.layered_network import (
@@ -166,8 +166,7 @@ class Stack(GradientModel):
     """
 
     name: ClassVar[str] = "stack"
-    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal")
-    splits_levels: ClassVar[bool] = True
+    support: ClassVar[Support] = Support(("binary", "ordinal"), splits_levels=True)
     unlinked_effect: ClassVar[str] = (
         "codes of different parts cannot be compared: predict only within a part"
     )

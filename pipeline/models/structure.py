@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from pipeline.data.covariates import Covariates
 from pipeline.data.features import Feature
 from pipeline.models.loading_pattern import LoadingPattern
+from pipeline.models.support import Part
 
 ModelT = TypeVar("ModelT")
 
@@ -41,6 +43,17 @@ class Structure:
     known_items: NDArray[np.float64] | None = None
     pattern: LoadingPattern | None = None
     covariates: Covariates | None = None
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What is known besides features."""
+        parts: Mapping[Part, Any] = {
+            "groups": self.groups or None,
+            "covariates": self.covariates,
+            "pattern": self.pattern,
+            "known items": self.known_items,
+        }
+        return tuple(part for part, value in parts.items() if value is not None)
 
     @property
     def feature_names(self) -> tuple[str, ...]:

@@ -206,9 +206,9 @@ def list_facts(facts: Facts) -> Mapping[FeatureKind, Facts]:
     A model that takes planes of levels for binary features has only binary ones.
     """
     found: dict[FeatureKind, Facts] = {"binary": facts}
-    if facts.model.splits_levels:
+    if facts.model.support.splits_levels:
         return found
-    for kind in facts.model.feature_kinds[1:]:
+    for kind in facts.model.support.features[1:]:
         own = replace(
             facts,
             n_levels=KINDS[kind],

@@ -206,7 +206,7 @@ def test_models_without_measurements_refuse_them_and_take_cuts(plain_cli, people
     assert plain_cli("ingest", "a.csv", "--dataset", "d.zarr", *OPTIONS).code == 0
     features = list_features(open_dataset(tmp_path / "d.zarr"))
     for kind in find_models().values():
-        if "continuous" not in kind.feature_kinds:
+        if "continuous" not in kind.support.features:
             with pytest.raises(FitError, match="'age' and 1 more have values that are numbers"):
                 check_can_have_features(kind(), features)
     error = plain_cli("fit", "--dataset", "d.zarr", "--model", "fastica").check_refused()

@@ -87,7 +87,9 @@ def test_a_fit_after_warm_compiles_nothing(
 @pytest.mark.slow
 def test_no_fit_after_warm_compiles_anything(tmp_path: Path) -> None:
     check_fits(tmp_path, list_model_names(), ())
-    mixed = [name for name, model in find_models().items() if "continuous" in model.feature_kinds]
+    mixed = [
+        name for name, model in find_models().items() if "continuous" in model.support.features
+    ]
     write_mixed(tmp_path / "mixed" / "d.zarr", draw_probit_rows(300, 12, 2, seed=1)[0])
     check_nothing_is_compiled(tmp_path / "mixed", tmp_path / "compiled", mixed, ())
 

@@ -16,12 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.data.features import FeatureKind
-from pipeline.data.weights import WeightKind
 from pipeline.executors.base import MapFunction
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture, BernoulliMixtureParams
 from pipeline.models.capabilities import LogLikelihood
 from pipeline.models.state import FitState
+from pipeline.models.support import Support
 from pipeline.params import optional_array_field
 from pipeline.random import RowRandom
 from pipeline.statistics.row_samples import RowSample
@@ -44,8 +43,7 @@ class PreparedMixture(BernoulliMixture):
     name: ClassVar[str] = "prepared-mixture"
     first_statistics: ClassVar[type[Any]] = RowSample
     params: ClassVar[type[Any]] = PreparedParams
-    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary",)
-    weight_kinds: ClassVar[tuple[WeightKind, ...]] = ()  # rows are drawn one by one
+    support: ClassVar[Support] = Support()  # no weights: rows are drawn one by one
 
     def summarize_first(self, block: BinaryBlock, rng: RowRandom) -> RowSample:
         """Draw rows to begin at."""

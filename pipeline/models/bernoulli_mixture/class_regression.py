@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
@@ -34,14 +34,13 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, iter_word_ranges
 from pipeline.data.covariates import MAX_FIRST_COVARIATE, Covariates
-from pipeline.errors import FitError, FitWarning
+from pipeline.errors import FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.models.bernoulli_mixture.conditional import ConditionalMixture, propagate_errors
 from pipeline.models.bernoulli_mixture.levels import mask_unreached_planes
 from pipeline.models.bernoulli_mixture.model import (
     BATCH_WORDS,
-    BernoulliMixture,
     BernoulliMixtureParams,
     sum_rows,
 )
@@ -50,7 +49,6 @@ from pipeline.models.bernoulli_mixture.standard_errors import (
     warn_about_errors,
 )
 from pipeline.models.state import Arrays, FitState
-from pipeline.models.structure import Structure
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
@@ -71,23 +69,6 @@ class _Coefficients(NamedTuple):
 @dataclass(frozen=True)
 class ClassRegression(ConditionalMixture):
     """The mixture with the covariates of the rows as its structure."""
-
-    @classmethod
-    def from_model(cls, model: BernoulliMixture, structure: Structure) -> Self:
-        """Add covariates to a model.
-
-        Raises
-        ------
-        FitError
-            If there are groups too.
-        """
-        if structure.groups:
-            raise FitError(
-                f"{model.name} takes either {{group}} or {{covariates}}. Name the column of the "
-                "groups among the covariates.",
-                parameter="covariates",
-            )
-        return super().from_model(model, structure)
 
     @property
     def _covariates(self) -> Covariates:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,6 @@ from pipeline.models.bernoulli_mixture.gaussians import (
 )
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture
 from pipeline.models.state import Arrays, FitState
-from pipeline.models.structure import Structure, add_structure
 from pipeline.statistics.counts import (
     FeatureCounts,
     count_level_rows,
@@ -38,20 +37,7 @@ _MAX_SHOWN = 3  # components in a warning
 
 @dataclass(frozen=True)
 class StructuredMixture(BernoulliMixture):
-    """Hyperparameters of the mixture, and what is known of features and rows.
-
-    Attributes
-    ----------
-    structure
-        The features, and the groups or the covariates of the rows.
-    """
-
-    structure: Structure = field(default_factory=Structure, metadata={"is_setting": False})
-
-    @classmethod
-    def from_model(cls, model: BernoulliMixture, structure: Structure) -> Self:
-        """Add a structure to a model."""
-        return add_structure(cls, model, structure)
+    """A mixture of features with levels, or with groups or covariates of the rows."""
 
     @property
     def n_levels(self) -> NDArray[np.int64] | None:

@@ -45,10 +45,9 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, iter_word_ranges
-from pipeline.data.features import MAX_LEVELS, FeatureKind, are_binary
+from pipeline.data.features import MAX_LEVELS, are_binary
 from pipeline.data.level_probabilities import find_level_probabilities
 from pipeline.data.matching import draw_segments
-from pipeline.data.weights import WeightKind
 from pipeline.errors import FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.learning.held_out import (
@@ -96,7 +95,8 @@ from pipeline.models.capabilities import LogLikelihood
 from pipeline.models.mixture import Mixture
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
-from pipeline.models.structure import Structure
+from pipeline.models.structure import Structure, add_structure
+from pipeline.models.support import Conflict, Support
 from pipeline.params import NumberRange, array_field, optional_array_field
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
@@ -347,11 +347,11 @@ class BernoulliMixture(Mixture):
     """
 
     name: ClassVar[str] = "bernoulli-mixture"
-    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal", "continuous")
-    weight_kinds: ClassVar[tuple[WeightKind, ...]] = ("frequency", "sampling")
-    has_cluster_errors: ClassVar[bool] = True
-    has_covariates: ClassVar[bool] = True
-    has_groups: ClassVar[bool] = True
+    support: ClassVar[Support] = Support(
+        ("binary", "ordinal", "continuous"),
+        ("groups", "covariates", "frequency", "sampling", "clusters"),
+        (Conflict("groups", "covariates", "Name the column of groups among the covariates."),),
+    )
     unlinked_effect: ClassVar[str] = (
         "which class of one part belongs to which class of another is not determined"
     )
@@ -368,8 +368,9 @@ class BernoulliMixture(Mixture):
     max_iter: int = setting(500, minimum=1)
     tol: float = setting(1e-6, above=0, below=1)
 
-    def with_structure(self, structure: Structure) -> BernoulliMixture:
+    def with_structure(self, structure: Structure) -> Any:
         """Return the model of levels, groups or covariates, or this model if there are none."""
+        plain = super().with_structure(structure)
         if structure.covariates is not None:
             kind = resolve_name(_REGRESSION_CLASS)
         elif structure.groups:
@@ -377,9 +378,8 @@ class BernoulliMixture(Mixture):
         elif not are_binary(structure.features):
             kind = resolve_name(_STRUCTURED_CLASS)
         else:
-            return self
-        structured: BernoulliMixture = kind.from_model(self, structure)
-        return structured
+            return plain
+        return add_structure(kind, plain, structure)
 
     @property
     def n_levels(self) -> NDArray[np.int64] | None:

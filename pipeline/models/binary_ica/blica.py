@@ -49,7 +49,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, Tile
-from pipeline.data.features import MAX_LEVELS, FeatureKind
+from pipeline.data.features import MAX_LEVELS
 from pipeline.errors import LEAVE_OUT, FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.models.binary_ica.gaussian_likelihood import LBFGS_MEMORY
@@ -83,6 +83,7 @@ from pipeline.models.binary_ica.segment_correlations import (
 from pipeline.models.binary_ica.selection import MAX_PAIRS, MAX_SPLITS, RIDGE_GRID
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
+from pipeline.models.support import Support
 from pipeline.numerics.gaussian.pair_tables import PairStatus
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.params import (
@@ -223,7 +224,9 @@ class BLICA(ProbitICA):
     name: ClassVar[str] = "blica"
     ordinal_class: ClassVar[str] = "pipeline.models.binary_ica.ordinal:OrdinalBLICA"
     mixed_class: ClassVar[str] = "pipeline.models.binary_ica.mixed:MixedBLICA"
-    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal", "continuous")
+    support: ClassVar[Support] = Support(
+        ("binary", "ordinal", "continuous"), ("groups",), needs_levels=True
+    )
     unlinked_effect: ClassVar[str] = UNLINKED_SOURCES
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[PairCounts]] = PairCounts

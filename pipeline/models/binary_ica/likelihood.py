@@ -45,7 +45,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.data.features import FeatureKind
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction, SerialExecutor
 from pipeline.learning.convergence import ExpectedGainCriterion
@@ -74,6 +73,7 @@ from pipeline.models.binary_ica.scoring_steps import (
 )
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
+from pipeline.models.support import Support
 from pipeline.numerics.probit.orthant import MAX_FEATURES
 from pipeline.numerics.probit.probit_scores import (
     MAX_COMPONENTS,
@@ -128,7 +128,9 @@ class BinaryICALikelihood(ProbitICA):
     """
 
     name: ClassVar[str] = "binary-ica-likelihood"
-    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal", "continuous")
+    support: ClassVar[Support] = Support(
+        ("binary", "ordinal", "continuous"), ("groups",), needs_levels=True
+    )
     ordinal_class: ClassVar[str] = (
         "pipeline.models.binary_ica.ordinal_likelihood:OrdinalBinaryICALikelihood"
     )

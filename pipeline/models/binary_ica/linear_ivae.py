@@ -79,6 +79,7 @@ from pipeline.models.gradient import (
     find_factors,
 )
 from pipeline.models.state import Arrays, FitState
+from pipeline.models.support import Support
 from pipeline.numerics.logistic.logistic_units import mean_softplus
 from pipeline.numerics.networks.boltzmann_rows import affine_outputs
 from pipeline.numerics.spectra.linalg import fix_signs
@@ -179,6 +180,7 @@ class LinearIVAE(GradientModel):
     """
 
     name: ClassVar[str] = "linear-ivae"
+    support: ClassVar[Support] = Support(parts=("groups",))
     unlinked_effect: ClassVar[str] = UNLINKED_SOURCES
     first_statistics: ClassVar[type[PairMoments]] = PairMoments
     default_rates: ClassVar[Mapping[str, float]] = {"adam": 0.03, "momentum": 0.1}

@@ -19,7 +19,7 @@ Held-out rows are scored by the likelihood of all pairs of planes of two feature
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,6 @@ from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.state import FitState
-from pipeline.models.structure import Structure
 from pipeline.statistics.counts import (
     FeatureCounts,
     PairCounts,
@@ -40,15 +39,7 @@ from pipeline.statistics.counts import (
 
 @dataclass(frozen=True)
 class OrdinalBLICA(BLICA):
-    """Hyperparameters of BLICA of features with several levels.
-
-    Attributes
-    ----------
-    structure
-        The features.
-    """
-
-    structure: Structure = field(default_factory=Structure, metadata={"is_setting": False})
+    """BLICA of features with several levels."""
 
     @property
     def first_planes(self) -> NDArray[np.int64]:

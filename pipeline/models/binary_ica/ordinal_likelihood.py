@@ -15,7 +15,7 @@ Cost per distinct row of a block: about three times as many operations as for bi
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -30,7 +30,6 @@ from pipeline.models.binary_ica.likelihood import (
 )
 from pipeline.models.binary_ica.scoring_steps import BinaryICALikelihoodParams
 from pipeline.models.state import FitState
-from pipeline.models.structure import Structure
 from pipeline.numerics.probit.interval_scores import (
     interval_ep_scores,
     interval_quadrature_scores,
@@ -44,15 +43,7 @@ Bits = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class OrdinalBinaryICALikelihood(BinaryICALikelihood):
-    """Hyperparameters of binary ICA by likelihood of features with several levels.
-
-    Attributes
-    ----------
-    structure
-        The features.
-    """
-
-    structure: Structure = field(default_factory=Structure, metadata={"is_setting": False})
+    """Binary ICA by likelihood of features with several levels."""
 
     def _make_start_model(self) -> BLICA:
         model: BLICA = super()._make_start_model().with_structure(self.structure)

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from pipeline.data.blocks import BinaryBlock, unpack_levels
 from pipeline.data.features import are_binary, find_continuous
 from pipeline.data.matching import UNKNOWN_SEGMENT, draw_segments
-from pipeline.errors import FitError
 from pipeline.models.base import Model
 from pipeline.models.capabilities import LogLikelihood
 from pipeline.models.structure import Structure, add_structure
@@ -182,17 +181,12 @@ class ProbitICA(Model):
 
     def with_structure(self, structure: Structure) -> Any:
         """Return the model of ordinal and continuous features, or this model if all are binary."""
-        super().with_structure(structure)
+        plain = super().with_structure(structure)
         if are_binary(structure.features):
-            return self
-        n_continuous = len(find_continuous(structure.features))
-        if n_continuous == len(structure.features):
-            raise FitError(
-                f"All features are continuous, but {self.name} needs at least one binary or "
-                "ordinal feature. Cut one in two by {cut=NAME>=VALUE}."
-            )
-        kind = resolve_name(self.mixed_class if n_continuous else self.ordinal_class)
-        return add_structure(kind, self, structure)
+            return plain
+        has_continuous = bool(find_continuous(structure.features))
+        kind = resolve_name(self.mixed_class if has_continuous else self.ordinal_class)
+        return add_structure(kind, plain, structure)
 
     def transform(
         self, params: ProbitICAParams, block: BinaryBlock, rng: RowRandom

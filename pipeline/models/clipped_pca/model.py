@@ -59,15 +59,15 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, PackedChunk, Tile, unpack_levels
-from pipeline.data.features import MAX_LEVELS, FeatureKind, are_binary, find_continuous
-from pipeline.data.weights import WeightKind
+from pipeline.data.features import MAX_LEVELS, are_binary, find_continuous
 from pipeline.errors import LEAVE_OUT, FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
 from pipeline.models.clipped_pca.standard_errors import MAX_PLANES, add_standard_errors
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
-from pipeline.models.structure import Structure
+from pipeline.models.structure import Structure, add_structure
+from pipeline.models.support import Support
 from pipeline.numerics.gaussian.pair_tables import PairStatus
 from pipeline.numerics.gaussian.predictive import compute_predictive_probabilities
 from pipeline.numerics.probit.interval_sites import interval_codes
@@ -199,8 +199,9 @@ class ClippedPCA(Model):
     """
 
     name: ClassVar[str] = "clipped-pca"
-    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal", "continuous")
-    weight_kinds: ClassVar[tuple[WeightKind, ...]] = ("frequency", "sampling")
+    support: ClassVar[Support] = Support(
+        ("binary", "ordinal", "continuous"), ("frequency", "sampling")
+    )
     unlinked_effect: ClassVar[str] = (
         "correlations between them are taken as 0, and each component may belong to one part"
     )
@@ -225,14 +226,19 @@ class ClippedPCA(Model):
     max_iter: int = field(default=1, init=False)
     tol: float = field(default=0.0, init=False)
 
-    def with_structure(self, structure: Structure) -> ClippedPCA:
+    def with_structure(self, structure: Structure) -> Any:
         """Return the model of ordinal or mixed features, or this model if all are binary."""
-        super().with_structure(structure)
+        plain = super().with_structure(structure)
         if are_binary(structure.features):
-            return self
+            return plain
         kind = resolve_name(_MIXED_CLASS if find_continuous(structure.features) else _ORDINAL_CLASS)
-        model: ClippedPCA = kind.from_model(self, structure)
-        return model
+        if self.estimator == "arcsine":
+            raise FitError(
+                "{estimator=arcsine} takes binary features only. Leave it out, or cut the features "
+                "in two by {cut=NAME>=VALUE}.",
+                parameter="estimator",
+            )
+        return add_structure(kind, plain, structure)
 
     @property
     def first_planes(self) -> NDArray[np.int64] | None:

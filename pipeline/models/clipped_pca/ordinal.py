@@ -16,19 +16,17 @@ Cost per block: n_planes² / 2 · n_samples / 64 word operations. One pass.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.features import Feature, find_first_planes
-from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.models.clipped_pca.model import ClippedPCA, ClippedPCAParams
 from pipeline.models.state import FitState
-from pipeline.models.structure import Structure, add_structure
 from pipeline.passes.row_ranges import RangeResults
 from pipeline.statistics.correlations import CorrelationEstimator, estimate_polychoric
 from pipeline.statistics.counts import (
@@ -47,33 +45,9 @@ MAX_PLANES = 8000
 
 @dataclass(frozen=True)
 class OrdinalClippedPCA(ClippedPCA):
-    """Hyperparameters of clipped PCA of features with several levels.
-
-    Attributes
-    ----------
-    structure
-        The features.
-    """
+    """Clipped PCA of features with several levels."""
 
     pair_counts: ClassVar[tuple[str, ...]] = ()  # they would have a row per plane
-    structure: Structure = field(default_factory=Structure, metadata={"is_setting": False})
-
-    @classmethod
-    def from_model(cls, model: ClippedPCA, structure: Structure) -> Self:
-        """Check the settings of a model, and add the features.
-
-        Raises
-        ------
-        FitError
-            If the settings cannot be combined with several levels.
-        """
-        if model.estimator == "arcsine":
-            raise FitError(
-                "{estimator=arcsine} takes binary features only. Leave it out, or cut the features "
-                "in two by {cut=NAME>=VALUE}.",
-                parameter="estimator",
-            )
-        return add_structure(cls, model, structure)
 
     @property
     def first_planes(self) -> NDArray[np.int64]:

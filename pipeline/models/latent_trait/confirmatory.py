@@ -35,7 +35,7 @@ are known. The axes are the principal axes of the slopes of the first group.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -127,15 +127,7 @@ NOT_WITH_STRUCTURE = "the fit has groups, covariates, known items or a loading p
 
 @dataclass(frozen=True)
 class ConfirmatoryTrait(LatentTrait):
-    """Hyperparameters of the latent-trait model, and the structure of its rows and items.
-
-    Attributes
-    ----------
-    structure
-        Groups and covariates of the rows, known items and the loading pattern.
-    """
-
-    structure: Structure = field(default_factory=Structure, metadata={"is_setting": False})
+    """The latent-trait model with groups of rows, known items or a loading pattern."""
 
     @classmethod
     def from_model(cls, model: LatentTrait, structure: Structure) -> Self:
@@ -773,14 +765,13 @@ def adapt_to_pattern(
     """Set the number of traits and the kind of correlations, and check that all are identified."""
     slopes = pattern.slopes
     for name, is_other in (
-        ("items", structure.known_items is not None),
         ("equal_slopes", model.equal_slopes == "yes"),
         ("rotation", model.rotation != "principal"),
     ):
         if is_other:
-            value = "" if name == "items" else f"={getattr(model, name)}"
             raise FitError(
-                f"{{{name}{value}}} cannot be combined with {{pattern}}. Leave out one of them.",
+                f"{{{name}={getattr(model, name)}}} cannot be combined with {{pattern}}. Leave out "
+                "one of them.",
                 parameter=name,
             )
     has_general = bool(((slopes >= 0).all(axis=0)).any())

@@ -300,7 +300,6 @@ def get_coefficients(params: LatentTraitParams) -> tuple[Array, Array]:
 def check_covariate_settings(model: LatentTrait, structure: Structure) -> None:
     """Refuse settings and structures that cannot be combined with covariates."""
     for name, is_other in (
-        ("pattern", structure.pattern is not None),
         ("guessing", model.guessing != "none"),
         ("slipping", model.slipping != "none"),
     ):

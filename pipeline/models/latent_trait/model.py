@@ -52,9 +52,8 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.data.features import Feature, FeatureKind, are_binary, count_free_moments
+from pipeline.data.features import Feature, are_binary, count_free_moments
 from pipeline.data.matching import UNKNOWN_SEGMENT, draw_segments
-from pipeline.data.weights import WeightKind
 from pipeline.errors import LEAVE_OUT, FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.learning.convergence import (
@@ -126,6 +125,7 @@ from pipeline.models.latent_trait.starts import (
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure
+from pipeline.models.support import Conflict, Support
 from pipeline.numerics.gaussian.predictive import compute_predictive_probabilities
 from pipeline.numerics.logistic.asymptote_posterior import posterior_with_asymptotes
 from pipeline.numerics.logistic.asymptotes import compute_probabilities
@@ -254,15 +254,13 @@ class LatentTrait(Model):
     """
 
     name: ClassVar[str] = "latent-trait"
-    weight_kinds: ClassVar[tuple[WeightKind, ...]] = ("frequency", "sampling")
-    has_cluster_errors: ClassVar[bool] = True
-    can_have_known_items: ClassVar[bool] = True
-    can_have_pattern: ClassVar[bool] = True
-    has_covariates: ClassVar[bool] = True
-    has_groups: ClassVar[bool] = True
+    support: ClassVar[Support] = Support(
+        ("binary", "ordinal", "continuous"),
+        ("groups", "covariates", "pattern", "known items", "frequency", "sampling", "clusters"),
+        (Conflict("pattern", "covariates"), Conflict("pattern", "known items")),
+    )
     mean_reach: ClassVar[float] = 0.0
     """How much farther the nodes reach because rows have means of their own, in deviations."""
-    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal", "continuous")
     unlinked_effect: ClassVar[str] = (
         "traits may have opposite signs and other scales in each part, and "
         "scores of different parts cannot be compared"
@@ -337,8 +335,9 @@ class LatentTrait(Model):
         """Whether items have guessing or slipping."""
         return self.guessing != "none" or self.slipping != "none"
 
-    def with_structure(self, structure: Structure) -> LatentTrait:
+    def with_structure(self, structure: Structure) -> Any:
         """Return the model of groups, known items, a pattern, asymptotes or covariates, or this."""
+        plain = super().with_structure(structure)
         has_items, has_pattern = structure.known_items is not None, structure.pattern is not None
         if self.correlations != "auto" and not has_pattern:
             raise FitError(
@@ -348,27 +347,15 @@ class LatentTrait(Model):
             )
         if not (structure.groups or has_items):
             self.check_unused_settings("invariance", "free", "traits")
-        kind: Any = None
-        if not are_binary(structure.features):
-            is_confirmatory = has_pattern or has_items or structure.groups
-            kind = resolve_name(_ORDINAL_CONFIRMATORY_CLASS if is_confirmatory else _ORDINAL_CLASS)
-            if structure.covariates is not None:
-                kind = resolve_name(_ORDINAL_REGRESSION_CLASS)
-        elif self.items != "graded":
+        if are_binary(structure.features) and self.items != "graded":
             raise FitError(
                 f"No feature has more than two levels, so no item is {self.items}. Leave the kind "
                 "of items out.",
             )
-        elif structure.covariates is not None:
-            kind = resolve_name(_REGRESSION_CLASS)
-        elif self.has_asymptotes:
-            kind = resolve_name(_ASYMPTOTE_CLASS)
-        elif structure.groups or has_items or has_pattern:
-            kind = resolve_name(_CONFIRMATORY_CLASS)
         if not self.has_asymptotes:
             self._check_unused_priors()
-        adapted: LatentTrait = self if kind is None else kind.from_model(self, structure)
-        return adapted
+        kind = _choose_class(self, structure)
+        return plain if kind is None else kind.from_model(self, structure)
 
     def check_unused_settings(self, *names: str) -> None:
         """Refuse settings of groups in a fit without groups, unless they have their defaults."""
@@ -1097,6 +1084,22 @@ class LatentTrait(Model):
             items = params.get_level_items(self.items, segment).gaussians
             assert items is not None
             yield rows, items
+
+
+def _choose_class(model: LatentTrait, structure: Structure) -> Any:
+    """Return the class that fits a model with a structure; None for the model's own."""
+    parts = (structure.groups or None, structure.known_items, structure.pattern)
+    is_confirmatory = any(part is not None for part in parts)
+    has_covariates = structure.covariates is not None
+    if not are_binary(structure.features):
+        if has_covariates:
+            return resolve_name(_ORDINAL_REGRESSION_CLASS)
+        return resolve_name(_ORDINAL_CONFIRMATORY_CLASS if is_confirmatory else _ORDINAL_CLASS)
+    if has_covariates:
+        return resolve_name(_REGRESSION_CLASS)
+    if model.has_asymptotes:
+        return resolve_name(_ASYMPTOTE_CLASS)
+    return resolve_name(_CONFIRMATORY_CLASS) if is_confirmatory else None
 
 
 def _iter_segments(

@@ -41,9 +41,9 @@ the features determine them too weakly; and the order of the trees.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import scipy
@@ -53,12 +53,10 @@ from pipeline.data.blocks import BinaryBlock, PackedChunk, iter_word_ranges, unp
 from pipeline.data.features import (
     MAX_LEVELS,
     Feature,
-    FeatureKind,
     are_binary,
     split_into_planes,
 )
 from pipeline.data.level_probabilities import count_levels
-from pipeline.data.weights import WeightKind
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.learning.convergence import ConvergenceCriterion, ObjectiveCriterion
@@ -73,7 +71,8 @@ from pipeline.models.base import Model
 from pipeline.models.capabilities import FeatureTree, LogLikelihood
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
-from pipeline.models.structure import Structure, add_structure
+from pipeline.models.structure import Structure
+from pipeline.models.support import Support
 from pipeline.models.trees.base import (
     SAMPLE_ROWS,
     TreeParams,
@@ -258,15 +257,15 @@ class HiddenTree(Model):
     """
 
     name: ClassVar[str] = "hidden-tree"
-    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal")
-    weight_kinds: ClassVar[tuple[WeightKind, ...]] = ("frequency", "sampling")
+    support: ClassVar[Support] = Support(("binary", "ordinal"), ("frequency", "sampling"))
     unlinked_effect: ClassVar[str] = (
         "how the parts are joined, and which levels correspond, is not determined"
     )
-    first_statistics: ClassVar[type[PairCounts]] = PairCounts
     statistics: ClassVar[type[Sums]] = Sums
     params: ClassVar[type[HiddenTreeParams]] = HiddenTreeParams
     acceleration: ClassVar[str] = "squarem"
+    pair_counts: ClassVar[tuple[str, ...]] = ()
+    cell_bytes: ClassVar[int] = TREE_CELL_BYTES
     n_components: int | None = None
     states: int | None = setting(None, minimum=1)
     trees: int = setting(1, minimum=1)
@@ -308,20 +307,27 @@ class HiddenTree(Model):
         """Return the setting that gives the number of states, and its value per state."""
         return ("components", self.trees) if self.states is None else ("states", 1)
 
-    def with_structure(self, structure: Structure) -> Model:
-        """Return the model of levels, or this model if all features are binary."""
-        super().with_structure(structure)
-        features = Structure(features=structure.features)
-        if sum(feature.n_planes for feature in structure.features) > MAX_SQUARE_FEATURES:
-            return add_structure(WideHiddenTree, self, features)
-        if not are_binary(structure.features):
-            return add_structure(OrdinalHiddenTree, self, features)
-        return self
+    def with_structure(self, structure: Structure) -> Self:
+        """Return the model of levels, or of so many features that pairs are counted in strips."""
+        model = super().with_structure(structure)
+        wide = replace(model, structure=structure)
+        return wide if wide.is_wide else model
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether there are so many planes that their pairs are counted in strips."""
+        return sum(feature.n_planes for feature in self.structure.features) > MAX_SQUARE_FEATURES
+
+    @property
+    def first_statistics(self) -> type[FeatureCounts | PairCounts]:  # type: ignore[override]
+        """Counts of ones, or of pairs unless these are counted in strips."""
+        return FeatureCounts if self.is_wide else PairCounts
 
     @property
     def features(self) -> tuple[Feature, ...]:
         """The features; none if all are binary."""
-        return ()
+        features = self.structure.features
+        return () if are_binary(features) else features
 
     @property
     def n_levels(self) -> Counts | None:
@@ -330,6 +336,9 @@ class HiddenTree(Model):
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the bytes of pair counts, or of the messages and counts of the passes."""
+        if self.is_wide:
+            strip = estimate_strip_memory(MIN_STRIP_HEIGHT, n_features, self.cell_bytes)
+            return max(n_threads * strip, self._estimate_pass_memory(n_features, n_threads))
         # With missing values, each of the tables that threads sum and merge has four squares.
         squares = 8 * n_features**2 * (8 * n_threads + 16)
         return max(squares, self._estimate_pass_memory(n_features, n_threads))
@@ -349,16 +358,25 @@ class HiddenTree(Model):
         n_tables = params.n_trees * n_features
         return WorkEstimate(n_tables * per_value, 8 * n_tables * n_states * (n_states + 2))
 
-    def summarize_first(self, block: BinaryBlock, rng: RowRandom) -> PairCounts:
-        """Count the pairs of a block, with all segments pooled."""
+    def summarize_first(self, block: BinaryBlock, rng: RowRandom) -> FeatureCounts | PairCounts:
+        """Count the ones of a block, or its pairs with all segments pooled."""
+        if self.is_wide:
+            return FeatureCounts.from_block(block)
         return PairCounts.from_block(block, pooled=True)
 
     def first_key(self, seed: int) -> str:
-        """Return the key of pair counts with all segments pooled."""
-        return POOLED_KEY
+        """Return the key of counts of ones, or of pairs with all segments pooled."""
+        return super().first_key(seed) if self.is_wide else POOLED_KEY
 
-    def initialize(self, first: PairCounts, rng: np.random.Generator) -> FitState:
-        """Check the counts, find the tree of the features, and draw the start."""
+    def initialize(self, first: FeatureCounts | PairCounts, rng: np.random.Generator) -> FitState:
+        """Check the counts, find the tree of the features, and draw the start.
+
+        A tree from strips of pairs follows later.
+        """
+        if isinstance(first, FeatureCounts):
+            state, n_levels = self._check_counts(first, rng)
+            pseudo_rows = PseudoRows(0.0, state.auxiliary["margins"])
+            return replace(state, working=prepare_strips(first, n_levels, pseudo_rows))
         observed, ones = first.margins()
         counts = FeatureCounts(
             first.segments, first.rows, observed, ones, first.weights, first.weight_unit
@@ -371,6 +389,45 @@ class HiddenTree(Model):
             own = {"cells": cells, "noisy_parents": parents, "noisy_correlation": correlation}
             state = replace(state, auxiliary={**state.auxiliary, **own})
         return self._begin_fit(state, find_edges(first, n_levels), len(n_levels))
+
+    def count_columns(self, n_planes: int) -> Counts:
+        """Return the number of planes of each feature, (n_features,)."""
+        if self.n_levels is None:
+            return np.ones(n_planes, np.int64)
+        return self.n_levels - 1
+
+    def has_pair_tables(self, n_features: int) -> bool:
+        """Return whether there are so many planes that strips are counted."""
+        return self.is_wide
+
+    def tabulate(
+        self,
+        params: HiddenTreeParams | None,
+        working: Arrays,
+        features: slice,
+        chunks: Iterable[PackedChunk],
+        counts: Arrays | None,
+    ) -> Arrays:
+        """Count the pairs of a strip of features, and keep those that the tree may need.
+
+        A warm start, whose `params` are known, has a tree and needs no pair.
+        """
+        if params is not None:
+            return make_empty_strip(features, len(params.parents))
+        return find_strip_edges(working, features, chunks)
+
+    def update_from_pairs(
+        self,
+        state: FitState,
+        results: RangeResults,
+        map_items: MapFunction,
+        rng: np.random.Generator,
+    ) -> FitState:
+        """Find the tree, and draw the start; a warm start keeps its tree."""
+        if state.params is not None:
+            return replace(state, working={"held_out": np.array(0.0)})
+        n_features = len(self.structure.features)
+        return self._begin_fit(state, join_strips(results, n_features), n_features)
 
     def _check_counts(
         self, counts: FeatureCounts, rng: np.random.Generator
@@ -521,7 +578,8 @@ class HiddenTree(Model):
                 parameter="warm_start",
             )
         params = replace(params, margins=state.auxiliary["margins"])
-        return replace(self._begin_long_run(state, 0.0), params=params)
+        started = replace(self._begin_long_run(state, 0.0), params=params)
+        return replace(started, working=state.working) if self.is_wide else started
 
     def summarize(
         self, params: HiddenTreeParams, working: Arrays, block: BinaryBlock, rng: RowRandom
@@ -707,106 +765,6 @@ class HiddenTree(Model):
         strengths[0, below] = compute_table_information(joint)
         strengths[1, below] = compute_table_correlation(joint)
         return [FeatureTree(1.0, params.parents, *strengths)]
-
-
-@dataclass(frozen=True)
-class OrdinalHiddenTree(HiddenTree):
-    """Hyperparameters of the hidden tree, for features of which some have several levels.
-
-    Attributes
-    ----------
-    structure
-        The features.
-    """
-
-    structure: Structure = field(default_factory=Structure, metadata={"is_setting": False})
-
-    @property
-    def features(self) -> tuple[Feature, ...]:
-        """The features; none if all are binary."""
-        features = self.structure.features
-        return () if are_binary(features) else features
-
-
-@dataclass(frozen=True)
-class WideHiddenTree(OrdinalHiddenTree):
-    """Hyperparameters of the hidden tree, for so many features that pairs are counted in strips.
-
-    Attributes
-    ----------
-    structure
-        The features.
-    """
-
-    first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts  # type: ignore[assignment]
-    pair_counts: ClassVar[tuple[str, ...]] = ()
-    cell_bytes: ClassVar[int] = TREE_CELL_BYTES
-
-    def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
-        """Return the bytes of the smallest strips, or of the passes."""
-        strip = estimate_strip_memory(MIN_STRIP_HEIGHT, n_features, self.cell_bytes)
-        return max(n_threads * strip, self._estimate_pass_memory(n_features, n_threads))
-
-    def summarize_first(  # type: ignore[override]
-        self, block: BinaryBlock, rng: RowRandom
-    ) -> FeatureCounts:
-        """Count the ones of a block."""
-        return FeatureCounts.from_block(block)
-
-    def first_key(self, seed: int) -> str:
-        """Return the key of counts of ones."""
-        return Model.first_key(self, seed)
-
-    def initialize(  # type: ignore[override]
-        self, first: FeatureCounts, rng: np.random.Generator
-    ) -> FitState:
-        """Check the counts; the tree is found in strips of pairs."""
-        state, n_levels = self._check_counts(first, rng)
-        return replace(
-            state,
-            working=prepare_strips(first, n_levels, PseudoRows(0.0, state.auxiliary["margins"])),
-        )
-
-    def warm_start(self, state: FitState, params: HiddenTreeParams) -> FitState:
-        """Start from an earlier fit and its tree, with the margins of the rows here."""
-        return replace(super().warm_start(state, params), working=state.working)
-
-    def count_columns(self, n_planes: int) -> Counts:
-        """Return the number of planes of each feature, (n_features,)."""
-        return np.array([feature.n_planes for feature in self.structure.features], np.int64)
-
-    def has_pair_tables(self, n_features: int) -> bool:
-        """Return True."""
-        return True
-
-    def tabulate(
-        self,
-        params: HiddenTreeParams | None,
-        working: Arrays,
-        features: slice,
-        chunks: Iterable[PackedChunk],
-        counts: Arrays | None,
-    ) -> Arrays:
-        """Count the pairs of a strip of features, and keep those that the tree may need.
-
-        A warm start, whose `params` are known, has a tree and needs no pair.
-        """
-        if params is not None:
-            return make_empty_strip(features, len(params.parents))
-        return find_strip_edges(working, features, chunks)
-
-    def update_from_pairs(
-        self,
-        state: FitState,
-        results: RangeResults,
-        map_items: MapFunction,
-        rng: np.random.Generator,
-    ) -> FitState:
-        """Find the tree, and draw the start; a warm start keeps its tree."""
-        if state.params is not None:
-            return replace(state, working={"held_out": np.array(0.0)})
-        n_features = len(self.structure.features)
-        return self._begin_fit(state, join_strips(results, n_features), n_features)
 
 
 def read_levels(params: HiddenTreeParams, block: BinaryBlock) -> Levels:

@@ -50,7 +50,7 @@ the components themselves if there are few features.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
@@ -59,25 +59,17 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, PackedChunk, iter_word_ranges, unpack_levels
-from pipeline.data.features import (
-    MAX_LEVELS,
-    Feature,
-    FeatureKind,
-    are_binary,
-    split_into_planes,
-)
+from pipeline.data.features import MAX_LEVELS, split_into_planes
 from pipeline.data.level_probabilities import count_levels
-from pipeline.data.weights import WeightKind
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.learning.convergence import ObjectiveCriterion
 from pipeline.learning.held_out import run_e_step_with_held_out
-from pipeline.models.base import Model
 from pipeline.models.capabilities import FeatureTree, LogLikelihood
 from pipeline.models.mixture import Mixture
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
-from pipeline.models.structure import Structure, add_structure
+from pipeline.models.support import Support
 from pipeline.models.trees.base import (
     SAMPLE_ROWS,
     TreeParams,
@@ -249,8 +241,7 @@ class TreeMixture(Mixture):
     """
 
     name: ClassVar[str] = "tree-mixture"
-    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal")
-    weight_kinds: ClassVar[tuple[WeightKind, ...]] = ("frequency", "sampling")
+    support: ClassVar[Support] = Support(("binary", "ordinal"), ("frequency", "sampling"))
     unlinked_effect: ClassVar[str] = (
         "the parts are taken as independent given the tree, and which tree of "
         "one part belongs to which of another is not determined"
@@ -269,22 +260,11 @@ class TreeMixture(Mixture):
     max_iter: int = setting(200, minimum=1)
     tol: float = setting(1e-4, above=0, below=1)
 
-    def with_structure(self, structure: Structure) -> Model:
-        """Return the model of levels, or this model if all features are binary."""
-        super().with_structure(structure)
-        if are_binary(structure.features):
-            return self
-        return add_structure(OrdinalTreeMixture, self, Structure(features=structure.features))
-
-    @property
-    def features(self) -> tuple[Feature, ...]:
-        """The features; none if all are binary."""
-        return ()
-
     @property
     def n_levels(self) -> Counts | None:
         """Number of levels of each feature; None if all have two."""
-        return count_levels(self.features) if self.features else None
+        features = self.structure.features
+        return count_levels(features) if features else None
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the bytes of each task's pair counts and of those that the M-step arranges.
@@ -310,7 +290,7 @@ class TreeMixture(Mixture):
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Check the counts, and start from random components around the margins."""
-        level_rows = count_rows_by_level(first, self.features)
+        level_rows = count_rows_by_level(first, self.structure.features)
         self._check_number_of_components(first)
         n_levels = np.array([len(rows) for rows in level_rows])
         is_wide = self.has_pair_tables(int((n_levels - 1).sum()))
@@ -322,7 +302,7 @@ class TreeMixture(Mixture):
             "is_wide": np.array(is_wide),
             "sample": np.array(min(1.0, SAMPLE_ROWS / max(first.weight, 1.0))),
         }
-        warnings = warn_about_levels(level_rows, self.features)
+        warnings = warn_about_levels(level_rows, self.structure.features)
         state = self._begin_fit(FitState(None, auxiliary=auxiliary, warnings=warnings))
         if not is_wide:
             return state
@@ -690,24 +670,6 @@ class TreeMixture(Mixture):
         planes = convert_to_planes(params.compute_margins(), params.levels_per_feature)
         probabilities: Array = np.clip(codes @ planes, 0.0, 1.0)
         return probabilities
-
-
-@dataclass(frozen=True)
-class OrdinalTreeMixture(TreeMixture):
-    """Hyperparameters of the mixture of trees, for features of which some have several levels.
-
-    Attributes
-    ----------
-    structure
-        The features.
-    """
-
-    structure: Structure = field(default_factory=Structure, metadata={"is_setting": False})
-
-    @property
-    def features(self) -> tuple[Feature, ...]:
-        """The features."""
-        return self.structure.features
 
 
 def read_levels(params: TreeMixtureParams, block: BinaryBlock) -> Levels:

@@ -42,7 +42,7 @@ def skip_if_binary(facts: Facts) -> None:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "binary"])
 def test_kinds_of_features_are_taken_or_refused_by_name(facts: Facts, kind: Any) -> None:
     features = replace(facts, n_levels=KINDS[kind]).features
-    if kind in facts.model.feature_kinds:
+    if kind in facts.model.support.features:
         check_can_have_features(facts.model, features)
         return
     reason = "have values that are numbers" if kind == "continuous" else "more than two levels"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -11,6 +10,7 @@ import pytest
 
 from pipeline.errors import FitError
 from pipeline.models.registry import find_model_class
+from pipeline.models.settings import list_hyperparameters
 from tests.conformance.facts import Facts
 
 
@@ -25,7 +25,7 @@ def bad_values(kind: Any) -> list[Any]:
 
 def test_bad_hyperparameters_are_refused_by_name(facts: Facts, subtests: pytest.Subtests) -> None:
     hints = get_type_hints(facts.model)
-    settings = [field.name for field in fields(facts.model) if field.init]
+    settings = ["n_components", *list_hyperparameters(facts.model)]
     bad = [(setting, value) for setting in settings for value in bad_values(hints[setting])]
     for setting, value in [("n_components", 0), *bad]:
         spelled = "components" if setting == "n_components" else setting

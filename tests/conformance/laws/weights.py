@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from pipeline.data.weights import WeightKind
 from pipeline.errors import FitError
 from pipeline.fitting.loop import FitState, collect_first_statistics, fit_model
 from pipeline.models.capabilities import CanLearnLocally, HasInformationPass
-from pipeline.models.row_weights import check_weight_kind
+from pipeline.models.support import check_parts
 from pipeline.random import RowRandom
 from tests.conformance.checks import assert_same, params_of
 from tests.conformance.facts import Facts
@@ -28,7 +28,7 @@ _NUMBERS_OF_ROWS = ("n_rows", "rows", "weights", "weight_unit", "sum_rounds", "s
 
 def skip_unless_used(facts: Facts, kind: WeightKind) -> None:
     """Skip a law if the model cannot use such weights."""
-    if kind not in facts.make().weight_kinds:
+    if kind not in facts.model.support.parts:
         pytest.skip(f"{facts.name} takes no {kind} weights")
 
 
@@ -134,12 +134,12 @@ def test_the_size_of_sampling_weights_does_not_matter(facts: Facts) -> None:
 
 def test_weights_that_the_model_cannot_use_are_refused(facts: Facts) -> None:
     model = facts.make()
-    refused = {"frequency", "sampling"} - set(model.weight_kinds)
-    for kind in refused:
+    for kind in get_args(WeightKind):
+        if kind in model.support.parts:
+            check_parts(model, [kind])
+            continue
         with pytest.raises(FitError, match=f"{model.name} cannot use weights"):
-            check_weight_kind(model, kind)
-    for kind in model.weight_kinds:
-        check_weight_kind(model, kind)
+            check_parts(model, [kind])
 
 
 def test_weights_of_1_change_nothing(facts: Facts) -> None:

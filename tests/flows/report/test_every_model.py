@@ -23,7 +23,7 @@ from latentbits.reports import build_report
 from pipeline.data.features import select_with_levels
 from pipeline.data.level_probabilities import name_levels
 from pipeline.errors import FitError
-from pipeline.models.base import Model, can_have_groups
+from pipeline.models.base import Model
 from pipeline.models.registry import find_models
 from storage.dataset.dataset import open_dataset
 from storage.dataset.writer import append_dataset
@@ -92,12 +92,12 @@ def list_feature_kinds(kinds: Sequence[str]) -> set[str]:
 
 def iter_options(model: type[Model]) -> Iterator[dict[str, Any]]:
     """Yield options of fits: none, and what the model can take besides."""
-    weight = {"weight": "weight"} if model.weight_kinds else {}
+    weight = {"weight": "weight"} if "frequency" in model.support.parts else {}
     yield {"components": 3}
     yield {"components": 1, **weight}
-    if can_have_groups(model):
+    if "groups" in model.support.parts:
         yield {"components": 2, "group": "group", **weight}
-    if model.has_covariates:
+    if "covariates" in model.support.parts:
         yield {"components": 2, "covariates": ["age", "sex"], **weight}
 
 
@@ -134,14 +134,14 @@ def test_the_report_of_every_model_is_drawn(
 ) -> None:
     model = find_models()[name]
     for options in iter_options(model):
-        if not list_feature_kinds(KINDS[kind]) <= {*model.feature_kinds}:
+        if not list_feature_kinds(KINDS[kind]) <= {*model.support.features}:
             with pytest.raises(FitError, match="features, but"):
                 fit(datasets[kind], name, **options)
             continue
         fitted = fit(datasets[kind], name, **options)
         text = check_report(build_report(fitted._to_loaded_model()))
         assert f" {len(NAMES)} features " in text
-        assert ("by level)" in text) == (model.splits_levels and kind != "binary")
+        assert ("by level)" in text) == (model.support.splits_levels and kind != "binary")
 
 
 @pytest.mark.matrix

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from contextlib import nullcontext
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from pipeline.inference.from_artifact import (
     model_from_artifact,
 )
 from pipeline.models.bernoulli_mixture import BernoulliMixture
+from pipeline.models.settings import get_settings
 from pipeline.models.stack import Stack, StackParams
 from pipeline.numerics.networks.layered_network import Layer
 from pipeline.params import get_named_arrays
@@ -29,7 +29,7 @@ PARAMS = StackParams.from_layers(
 def recorded(**changes: Any) -> dict[str, Any]:
     known = {
         "model": "stack",
-        "hyperparameters": asdict(MODEL),
+        "hyperparameters": get_settings(MODEL),
         "feature_names": list("abcd"),
         "segment_names": ["all"],
         "n_components": 2,
@@ -71,7 +71,7 @@ def test_an_artifact_of_an_earlier_version_is_refused() -> None:
 
 def make_mixture() -> RecordedFit:
     model = BernoulliMixture(n_components=2)
-    changes = {"model": model.name, "hyperparameters": asdict(model)}
+    changes = {"model": model.name, "hyperparameters": get_settings(model)}
     artifact = RecordedFit(recorded(**changes))
     artifact.clear()
     artifact |= {"probabilities": np.full((2, 4), 0.5), "weights": np.full(2, 0.5)}

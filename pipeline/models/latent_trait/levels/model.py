@@ -28,7 +28,7 @@ one trait, 1,000 for two and up to 8,000 for three. Not identifiable: rotations 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from typing import Any, Self
@@ -165,15 +165,7 @@ _STOPPING_RATIO = 1.5  # likewise, but the stage does not go on until it has con
 
 @dataclass(frozen=True)
 class OrdinalTrait(LatentTrait):
-    """Hyperparameters of the latent-trait model with items of several levels, or continuous.
-
-    Attributes
-    ----------
-    structure
-        The features.
-    """
-
-    structure: Structure = field(default_factory=Structure, metadata={"is_setting": False})
+    """The latent-trait model with items of several levels, or continuous."""
 
     @classmethod
     def from_model(cls, model: LatentTrait, structure: Structure) -> Self:

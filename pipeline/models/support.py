@@ -1,0 +1,144 @@
+"""What a model can use of rows and features: a table in each model, and the one check of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple, Protocol
+
+from pipeline.data.features import Feature, FeatureKind
+from pipeline.errors import FitError
+
+Part = Literal[
+    "groups", "covariates", "pattern", "known items", "frequency", "sampling", "clusters"
+]
+"""What a fit may know of rows and items besides values. `frequency` and `sampling` are meanings of
+row weights, `clusters` those of a survey."""
+
+
+class _Refusal(NamedTuple):
+    """How a part is refused: the parameter that asks for it, the problem and the remedy.
+
+    The blank of the problem is the name of the model, that of the remedy the names of all models
+    that can use the part.
+    """
+
+    parameter: str
+    problem: str
+    remedy: str = "These models can: {}."
+
+
+_REFUSALS: Mapping[Part, _Refusal] = {
+    "groups": _Refusal("group", "{} has no parameters by group.", "These models have: {}."),
+    "covariates": _Refusal("covariates", "{} cannot use covariates of rows."),
+    "pattern": _Refusal(
+        "pattern", "{} has no loading pattern. Leave out {{pattern}}.", "These models have one: {}."
+    ),
+    "known items": _Refusal("items", "{} cannot be fitted with known items."),
+    "frequency": _Refusal("weight", "{} cannot use weights of rows by {{weights=frequency}}."),
+    "sampling": _Refusal("weight", "{} cannot use weights of rows by {{weights=sampling}}."),
+    "clusters": _Refusal(
+        "psu", "The standard errors of {} do not allow for clusters.", "Those of {} do."
+    ),
+}
+
+
+class Conflict(NamedTuple):
+    """Two parts that a model cannot use together, and the remedy."""
+
+    part: Part
+    other: Part
+    remedy: str = "Leave out one of them."
+
+
+@dataclass(frozen=True)
+class Support:
+    """What a model can use of rows and features.
+
+    Attributes
+    ----------
+    features
+        Kinds of features that it explains; see `pipeline.data.features`. It learns levels from
+        `Structure.features`, as its blocks have a bit per plane.
+    parts
+        What it can use besides values, with each of these kinds.
+    conflicts
+        Parts that it cannot combine.
+    splits_levels
+        Whether it explains the planes of ordinal features, each as a binary feature. Its fits then
+        have the names of planes; see `pipeline.models.feature_kinds.split_levels_for`.
+    needs_levels
+        Whether at least one feature must be binary or ordinal.
+    """
+
+    features: tuple[FeatureKind, ...] = ("binary",)
+    parts: tuple[Part, ...] = ()
+    conflicts: tuple[Conflict, ...] = ()
+    splits_levels: bool = False
+    needs_levels: bool = False
+
+
+class HasSupport(Protocol):
+    """A model, of which this file needs the name and the table only."""
+
+    name: ClassVar[str]
+    support: ClassVar[Support]
+
+
+FindModels = Callable[[], Mapping[str, type[HasSupport]]]
+
+
+def check_parts(
+    model: HasSupport, parts: Collection[Part], find_models: FindModels | None = None
+) -> None:
+    """Refuse groups, covariates, … that a model cannot use, or that it cannot combine.
+
+    `find_models` returns all models by name, to name those that can; without it, none is named.
+    """
+    support = model.support
+    for part in parts:
+        if part not in support.parts:
+            parameter, problem, remedy = _REFUSALS[part]
+            text = problem.format(model.name)
+            if find_models is not None:
+                models = find_models().items()
+                able = [name for name, other in models if part in other.support.parts]
+                text += f" {remedy.format(', '.join(able))}"
+            raise FitError(text, parameter=parameter)
+    for part, other, remedy in support.conflicts:
+        if part in parts and other in parts:
+            first, last = (_REFUSALS[each].parameter for each in (part, other))
+            text = f"{model.name} takes either {{{first}}} or {{{last}}}. {remedy}"
+            raise FitError(text, parameter=last)
+
+
+def check_features(
+    model: HasSupport, features: Sequence[Feature], find_models: FindModels | None = None
+) -> None:
+    """Refuse features of kinds that a model cannot explain; see `check_parts`."""
+    support = model.support
+    kinds = dict.fromkeys(f.kind for f in features if f.kind not in support.features)
+    if not kinds:
+        if support.needs_levels and features and all(f.kind == "continuous" for f in features):
+            raise FitError(
+                f"All features are continuous, but {model.name} needs at least one binary or "
+                "ordinal feature. Cut one in two by {cut=NAME>=VALUE}."
+            )
+        return
+    problems, cuts = [], []
+    for kind in kinds:
+        first, *others = (feature for feature in features if feature.kind == kind)
+        subject = f"{first.name!r}{f' and {len(others)} more' if others else ''}"
+        what = "values that are numbers" if kind == "continuous" else "more than two levels"
+        problems.append(f"{subject} {'have' if others else 'has'} {what}")
+        value = first.levels[len(first.levels) // 2] if first.levels else "VALUE"
+        pattern = "*" if all(value in feature.levels for feature in features) else first.name
+        cuts.append(f"{{cut={pattern}>={value}}}")
+    models = {} if find_models is None else find_models()
+    by_splitting = sorted(models.items(), key=lambda item: item[1].support.splits_levels)
+    able = [name for name, other in by_splitting if {*kinds} <= {*other.support.features}]
+    raise FitError(
+        f"{model.name} takes {' and '.join(support.features)} features, but "
+        f"{' and '.join(problems)}. Cut each in two, such as by {' '.join(cuts)}"
+        f"{', or use one of ' + ', '.join(able) if able else ''}."
+    )
