@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from flows.__main__ import list_commands
-from pipeline.models.registry import list_model_names
+from pipeline.models.registry import find_models, list_model_names
+from pipeline.models.support import tabulate_support
 
 DOCS = Path(__file__).parents[1] / ".docs"
 SECTIONS = [
@@ -41,3 +42,24 @@ def test_every_model_is_listed(page: str) -> None:
 def test_every_command_is_explained() -> None:
     page = read_page("reference/commands")
     assert re.findall(r"^```\{command-help\} (\w+)$", page, re.MULTILINE) == list_commands()
+
+
+@pytest.mark.parametrize(
+    ("page", "kind"), [("tasks/ordered-categories", "ordinal"), ("tasks/continuous", "continuous")]
+)
+def test_a_page_about_features_lists_the_models_that_take_them(page: str, kind: str) -> None:
+    _, table = read_page(page).split("| `--model` |")
+    cells = [line.split("|")[1] for line in table.split("\n\n")[0].splitlines()[2:]]
+    listed = {name for cell in cells for name in re.findall(r"`([a-z-]+)`", cell)}
+    assert listed == {n for n, model in find_models().items() if kind in model.support.features}
+
+
+def test_the_table_of_models_shows_what_each_takes() -> None:
+    assert "```{model-support}" in read_page("models/index")
+    header, *rows = tabulate_support(find_models())
+    assert ("rbm", "by plane", *[""] * (len(header) - 2)) in rows
+    for name, model in find_models().items():
+        cells = next((own[1:] for own in rows if own[0] == name), ())
+        assert (
+            len(list(filter(None, cells))) == len(model.support.features + model.support.parts) - 1
+        )

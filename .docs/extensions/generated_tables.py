@@ -1,7 +1,8 @@
 """Directives that show settings, arrays and help pages as the code defines them.
 
-`{model-settings} latent-trait` is a table of the settings of a model, `{model-arrays} latent-trait`
-one of its stored arrays, and `{command-help} fit` the text of `latentbits fit --help`.
+`{model-support}` is a table of what each model can use of rows and features, `{model-settings}
+latent-trait` one of the settings of a model, `{model-arrays} latent-trait` one of its stored
+arrays, and `{command-help} fit` the text of `latentbits fit --help`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from rich.console import Console
 from sphinx.util.docutils import SphinxDirective
 
 from flows.cli.hyperparameters import format_setting
-from pipeline.models.registry import find_known_model
+from pipeline.models.registry import find_known_model, find_models
 from pipeline.models.settings import describe_settings, list_hyperparameters
+from pipeline.models.support import tabulate_support
 from pipeline.params import list_arrays
 
 TYPE_NAMES = {
@@ -39,6 +41,19 @@ def format_table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> st
     """Write a Markdown table."""
     lines = [header, ("---",) * len(header), *rows]
     return "\n".join(f"| {' | '.join(c.replace('|', chr(92) + '|') for c in r)} |" for r in lines)
+
+
+def format_support() -> str:
+    """Write the table of what models can use of rows and features, and what they cannot combine."""
+    models = find_models()
+    header, *rows = tabulate_support(models)
+    table = format_table(header, ((f"[{name}]({name}.md)", *cells) for name, *cells in rows))
+    conflicts = (
+        f"`{name}` takes either {conflict.part} or {conflict.other}."
+        for name, model in models.items()
+        for conflict in model.support.conflicts
+    )
+    return f"{table}\n\n{' '.join(conflicts)}"
 
 
 def format_settings(name: str) -> str:
@@ -89,6 +104,14 @@ def format_help(command: str) -> str:
     return text.getvalue().strip()
 
 
+class ModelSupport(SphinxDirective):
+    """Table of what each model can use of rows and features."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return the table."""
+        return self.parse_text_to_nodes(format_support())
+
+
 class ModelSettings(SphinxDirective):
     """Table of the settings of a model."""
 
@@ -122,6 +145,7 @@ class CommandHelp(SphinxDirective):
 
 def setup(app: Any) -> dict[str, bool]:
     """Register the directives."""
+    app.add_directive("model-support", ModelSupport)
     app.add_directive("model-settings", ModelSettings)
     app.add_directive("model-arrays", ModelArrays)
     app.add_directive("command-help", CommandHelp)

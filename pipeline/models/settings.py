@@ -63,7 +63,7 @@ def list_settings(model: type[Any]) -> list[Field[Any]]:
     Those with `init=False`, whose value is fixed, are settings too.
     """
     settings = (own for own in fields(model) if own.metadata.get("is_setting", True))
-    return sorted(settings, key=lambda own: own.kw_only)
+    return sorted(settings, key=lambda own: bool(own.kw_only))
 
 
 def get_settings(model: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol, get_args
 
 from pipeline.data.features import Feature, FeatureKind
 from pipeline.errors import FitError
@@ -142,3 +142,20 @@ def check_features(
         f"{' and '.join(problems)}. Cut each in two, such as by {' '.join(cuts)}"
         f"{', or use one of ' + ', '.join(able) if able else ''}."
     )
+
+
+def tabulate_support(models: Mapping[str, type[HasSupport]]) -> list[tuple[str, ...]]:
+    """Return a header and a row for each model that can use more than binary values."""
+    parts = get_args(Part)
+    rows = [("model", "levels", "measurements", *parts)]
+    for name, model in models.items():
+        support = model.support
+        levels = "by plane" if support.splits_levels else "yes"
+        cells = (
+            levels if "ordinal" in support.features else "",
+            "yes" if "continuous" in support.features else "",
+            *("yes" if part in support.parts else "" for part in parts),
+        )
+        if any(cells):
+            rows.append((name, *cells))
+    return rows

@@ -350,7 +350,7 @@ class BernoulliMixture(Mixture):
     support: ClassVar[Support] = Support(
         ("binary", "ordinal", "continuous"),
         ("groups", "covariates", "frequency", "sampling", "clusters"),
-        (Conflict("groups", "covariates", "Name the column of groups among the covariates."),),
+        (Conflict("groups", "covariates", "Name the column of the groups among the covariates."),),
     )
     unlinked_effect: ClassVar[str] = (
         "which class of one part belongs to which class of another is not determined"
