@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.covariates import Covariates
-from pipeline.data.features import Feature
+from pipeline.data.features import Feature, are_binary
+from pipeline.data.level_probabilities import count_levels
 from pipeline.models.loading_pattern import LoadingPattern
 from pipeline.models.support import Part
 
@@ -54,6 +55,11 @@ class Structure:
             "known items": self.known_items,
         }
         return tuple(part for part, value in parts.items() if value is not None)
+
+    @property
+    def n_levels(self) -> NDArray[np.int64] | None:
+        """Number of levels of each feature, 1 of a continuous one; None if all are binary."""
+        return None if are_binary(self.features) else np.maximum(count_levels(self.features), 1)
 
     @property
     def feature_names(self) -> tuple[str, ...]:

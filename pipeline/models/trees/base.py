@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.data.features import Feature
+from pipeline.data.features import Feature, are_binary
 from pipeline.errors import FitWarning
 from pipeline.learning.held_out import is_held_out
 from pipeline.models.state import Arrays
@@ -66,11 +66,8 @@ def take_sample(working: Arrays, block: BinaryBlock, rng: RowRandom) -> BinaryBl
 
 
 def count_rows_by_level(counts: FeatureCounts, features: Sequence[Feature]) -> tuple[Array, ...]:
-    """Count the rows, or their weight, at each level of each feature, (n_levels,) each.
-
-    `features` are empty if all features are binary.
-    """
-    if features:
+    """Count the rows, or their weight, at each level of each feature, (n_levels,) each."""
+    if not are_binary(features):
         return count_level_rows(counts, features)
     observed, ones = pool_margins(counts)
     return tuple(np.stack([observed - ones, ones], axis=1).astype(np.float64))

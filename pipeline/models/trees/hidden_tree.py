@@ -52,11 +52,8 @@ from numpy.typing import NDArray
 from pipeline.data.blocks import BinaryBlock, PackedChunk, iter_word_ranges, unpack_levels
 from pipeline.data.features import (
     MAX_LEVELS,
-    Feature,
-    are_binary,
     split_into_planes,
 )
-from pipeline.data.level_probabilities import count_levels
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.learning.convergence import ConvergenceCriterion, ObjectiveCriterion
@@ -323,17 +320,6 @@ class HiddenTree(Model):
         """Counts of ones, or of pairs unless these are counted in strips."""
         return FeatureCounts if self.is_wide else PairCounts
 
-    @property
-    def features(self) -> tuple[Feature, ...]:
-        """The features; none if all are binary."""
-        features = self.structure.features
-        return () if are_binary(features) else features
-
-    @property
-    def n_levels(self) -> Counts | None:
-        """Number of levels of each feature; None if all have two."""
-        return count_levels(self.features) if self.features else None
-
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the bytes of pair counts, or of the messages and counts of the passes."""
         if self.is_wide:
@@ -392,9 +378,8 @@ class HiddenTree(Model):
 
     def count_columns(self, n_planes: int) -> Counts:
         """Return the number of planes of each feature, (n_features,)."""
-        if self.n_levels is None:
-            return np.ones(n_planes, np.int64)
-        return self.n_levels - 1
+        n_levels = self.structure.n_levels
+        return np.ones(n_planes, np.int64) if n_levels is None else n_levels - 1
 
     def has_pair_tables(self, n_features: int) -> bool:
         """Return whether there are so many planes that strips are counted."""
@@ -433,7 +418,7 @@ class HiddenTree(Model):
         self, counts: FeatureCounts, rng: np.random.Generator
     ) -> tuple[FitState, Counts]:
         """Return the state before the tree is found, and the number of levels of each feature."""
-        level_rows = count_rows_by_level(counts, self.features)
+        level_rows = count_rows_by_level(counts, self.structure.features)
         self._check_number_of_states(counts.weight)
         auxiliary = {
             "weight": np.array(counts.weight),
@@ -441,7 +426,7 @@ class HiddenTree(Model):
             "seed": rng.integers(2**63, size=1),
             "is_complete": np.array(counts.is_complete),
         }
-        warnings = warn_about_levels(level_rows, self.features)
+        warnings = warn_about_levels(level_rows, self.structure.features)
         n_levels = np.array([len(rows) for rows in level_rows])
         return FitState(None, auxiliary=auxiliary, warnings=warnings), n_levels
 
@@ -555,7 +540,7 @@ class HiddenTree(Model):
         """Let most variables have the state of their parent, and draw what states mean."""
         kind = "noisy_" if start % 2 else ""  # the tree of the features, or that behind them
         parents, correlation = auxiliary[f"{kind}parents"], auxiliary[f"{kind}correlation"]
-        n_levels = self.n_levels
+        n_levels = self.structure.n_levels
         sizes = np.full(len(parents), 2) if n_levels is None else n_levels
         margins = np.split(auxiliary["margins"], np.cumsum(sizes)[:-1])
         transitions = np.stack([make_transitions(parents, n_states)] * self.trees)

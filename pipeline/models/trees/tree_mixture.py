@@ -60,7 +60,6 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, PackedChunk, iter_word_ranges, unpack_levels
 from pipeline.data.features import MAX_LEVELS, split_into_planes
-from pipeline.data.level_probabilities import count_levels
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.learning.convergence import ObjectiveCriterion
@@ -260,12 +259,6 @@ class TreeMixture(Mixture):
     max_iter: int = setting(200, minimum=1)
     tol: float = setting(1e-4, above=0, below=1)
 
-    @property
-    def n_levels(self) -> Counts | None:
-        """Number of levels of each feature; None if all have two."""
-        features = self.structure.features
-        return count_levels(features) if features else None
-
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the bytes of each task's pair counts and of those that the M-step arranges.
 
@@ -311,9 +304,8 @@ class TreeMixture(Mixture):
 
     def count_columns(self, n_planes: int) -> Counts:
         """Return the number of planes of each feature, (n_features,)."""
-        if self.n_levels is None:
-            return np.ones(n_planes, np.int64)
-        return self.n_levels - 1
+        n_levels = self.structure.n_levels
+        return np.ones(n_planes, np.int64) if n_levels is None else n_levels - 1
 
     def has_pair_tables(self, n_features: int) -> bool:
         """Return whether this is a single tree of so many planes that strips are counted."""
@@ -350,7 +342,7 @@ class TreeMixture(Mixture):
 
     def _draw_start(self, auxiliary: Arrays, n_components: int, start: int) -> TreeMixtureParams:
         """Perturb the margins, by rank of the levels: reversing levels changes nothing."""
-        margins, n_levels = auxiliary["margins"], self.n_levels
+        margins, n_levels = auxiliary["margins"], self.structure.n_levels
         rng = np.random.default_rng([int(auxiliary["seed"][0]), n_components, start])
         sizes = np.full(len(margins) // 2, 2) if n_levels is None else n_levels
         tables = np.zeros((n_components, len(sizes), sizes.max(), sizes.max()))
