@@ -205,7 +205,7 @@ def handle_absent_chunks(X: Any, rule: Any = None) -> Any:
     # A closed dataset is false.
     if not (is_zarr or (h5py is not None and isinstance(X, h5py.Dataset) and X)):
         return X
-    from storage.sources.absent_chunks import handle_absent_chunks as handle
+    from storage.sources.zarr_arrays import handle_absent_chunks as handle
 
     array, text = handle("X", X, rule)
     if text is not None:

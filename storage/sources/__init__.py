@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from zipfile import ZipFile
 
 from storage.errors import DataError
-from storage.sources.absent_chunks import AbsentChunks
 from storage.sources.arrays import open_dense, open_npy, open_sparse, read_member_headers
 from storage.sources.base import (
     AbsentFeatures,
@@ -45,6 +44,7 @@ from storage.sources.ordered_levels import (
 )
 from storage.sources.spool import DuplicateRule
 from storage.sources.value_codes import (
+    AbsentChunks,
     ReadOptions,
     format_map,
     format_plain_map,

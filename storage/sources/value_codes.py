@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +27,10 @@ from storage.quoting import (
     split_quoted,
     unquote,
 )
-from storage.sources.absent_chunks import AbsentChunks
 from storage.sources.text import check_encoding_name
 
+AbsentChunks = Literal["refuse", "fill", "missing"]
+"""What chunks that are not stored mean: an error, the array's fill value, or missing values."""
 ValueCodes = NDArray[np.uint8]
 
 # Value codes other than levels, which count from 0.

@@ -14,7 +14,7 @@ import zarr
 import latentbits as lb
 from storage.dataset.dataset import open_dataset
 from storage.errors import DataError
-from storage.sources.absent_chunks import find_absent_chunks
+from storage.sources.zarr_arrays import find_absent_chunks
 
 ROWS, COLUMNS = 230, 7
 KINDS: dict[str, dict[str, Any]] = {
