@@ -225,27 +225,27 @@ class BernoulliMixture(WeightedModelEstimator):
     n_jobs: int | None
     probabilities_: NDArray[np.float64]
     weights_: NDArray[np.float64]
+    n_levels_: NDArray[np.int64] | None
+    level_probabilities_: NDArray[np.float64] | None
     probabilities_error_: NDArray[np.float64] | None
     probabilities_interval_: NDArray[np.float64] | None
     weights_error_: NDArray[np.float64] | None
+    level_probabilities_error_: NDArray[np.float64] | None
+    means_: NDArray[np.float64] | None
+    deviations_: NDArray[np.float64] | None
+    overall_means_: NDArray[np.float64] | None
+    overall_deviations_: NDArray[np.float64] | None
+    means_error_: NDArray[np.float64] | None
+    deviations_error_: NDArray[np.float64] | None
     segments_: NDArray[np.int64] | None
     segment_rows_: NDArray[np.int64] | None
     group_class_weights_: NDArray[np.float64] | None
     group_class_weights_error_: NDArray[np.float64] | None
     intercepts_: NDArray[np.float64] | None
-    intercepts_error_: NDArray[np.float64] | None
     coefficients_: NDArray[np.float64] | None
-    coefficients_error_: NDArray[np.float64] | None
     covariate_center_: NDArray[np.float64] | None
-    n_levels_: NDArray[np.int64] | None
-    level_probabilities_: NDArray[np.float64] | None
-    level_probabilities_error_: NDArray[np.float64] | None
-    means_: NDArray[np.float64] | None
-    deviations_: NDArray[np.float64] | None
-    means_error_: NDArray[np.float64] | None
-    deviations_error_: NDArray[np.float64] | None
-    overall_means_: NDArray[np.float64] | None
-    overall_deviations_: NDArray[np.float64] | None
+    intercepts_error_: NDArray[np.float64] | None
+    coefficients_error_: NDArray[np.float64] | None
     def __init__(
         self,
         *,

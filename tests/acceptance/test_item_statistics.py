@@ -131,8 +131,8 @@ def mixture_covered(seed: int) -> NDArray[np.float64]:
     params = fit(from_numpy(X), "bernoulli-mixture", components=3).params
     orders = (list(order) for order in permutations(range(3)))
     at = min(orders, key=lambda order: ((params.probabilities[order] - P) ** 2).sum())
-    low, high = params.probabilities_interval[:, at]
-    near = abs(params.weights[at] - weights) < 1.96 * params.weights_error[at]
+    low, high = params.errors.probabilities_interval[:, at]
+    near = abs(params.weights[at] - weights) < 1.96 * params.errors.weights_error[at]
     return np.array([((low < P) & (high > P)).mean(), near.mean()])
 
 

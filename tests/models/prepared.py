@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
 from pipeline.executors.base import MapFunction
-from pipeline.models.bernoulli_mixture.model import BernoulliMixture, BernoulliMixtureParams
+from pipeline.models.bernoulli_mixture.model import BernoulliMixture
+from pipeline.models.bernoulli_mixture.params import BernoulliMixtureParams
 from pipeline.models.capabilities import LogLikelihood
 from pipeline.models.state import FitState
 from pipeline.models.support import Support

@@ -15,11 +15,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
+
+from pipeline.params import NumberRange, array_field
 
 Array = NDArray[np.float64]
 
@@ -32,18 +35,30 @@ _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 _kernel = njit(nogil=True, cache=True, error_model="numpy")
 
 
-class Gaussians(NamedTuple):
-    """μ and σ, (n_components, n_continuous) each."""
+@dataclass(frozen=True)
+class Gaussians:
+    """Continuous features of the mixture.
 
-    means: Array
-    deviations: Array
+    Attributes
+    ----------
+    means, deviations
+        μ and σ, the mean and standard deviation of each feature in each component.
+    overall_means, overall_deviations
+        Mean and standard deviation of each feature in the fitted rows.
+    """
+
+    means: Array = array_field("component", "continuous")
+    deviations: Array = array_field("component", "continuous", allowed=NumberRange(above=0))
+    overall_means: Array = array_field("continuous")
+    overall_deviations: Array = array_field("continuous", allowed=NumberRange(above=0))
 
 
-class Overall(NamedTuple):
-    """Mean and standard deviation of each continuous feature in all rows, (n_continuous,) each."""
+@dataclass(frozen=True)
+class GaussianErrors:
+    """Standard errors of μ and σ."""
 
-    means: Array
-    deviations: Array
+    means: Array = array_field("component", "continuous")
+    deviations: Array = array_field("component", "continuous")
 
 
 def add_log_densities(numbers: NDArray[Any], gaussians: Gaussians, log_weights: Array) -> Array:
@@ -75,43 +90,50 @@ def sum_gaussian_statistics(
 
 
 def update_gaussians(
-    gaussians: Gaussians, overall: Overall, sums: Mapping[str, NDArray[Any]], smoothing: float
+    gaussians: Gaussians, sums: Mapping[str, NDArray[Any]], smoothing: float
 ) -> Gaussians:
     """Run the M-step, given the sums of `sum_gaussian_statistics`."""
-    means, deviations = gaussians
-    gap, ratio = (overall.means - means) / deviations, overall.deviations / deviations
+    means, deviations = gaussians.means, gaussians.deviations
+    gap, ratio = (
+        (gaussians.overall_means - means) / deviations,
+        gaussians.overall_deviations / deviations,
+    )
     total = sums["numbers"] + smoothing
     shift = (sums["deviations"] + smoothing * gap) / total
     square = (sums["squares"] + smoothing * (gap**2 + ratio**2)) / total
     spread = deviations * np.sqrt(np.maximum(square - shift**2, 0.0))
-    return Gaussians(
-        means + deviations * shift, np.maximum(spread, MIN_DEVIATION * overall.deviations)
+    return replace(
+        gaussians,
+        means=means + deviations * shift,
+        deviations=np.maximum(spread, MIN_DEVIATION * gaussians.overall_deviations),
     )
 
 
-def compute_log_prior(gaussians: Gaussians, overall: Overall) -> float:
+def compute_log_prior(gaussians: Gaussians) -> float:
     """Return the log prior divided by s, up to a constant."""
-    ratio = gaussians.deviations / overall.deviations
-    gap = (gaussians.means - overall.means) / overall.deviations
+    ratio = gaussians.deviations / gaussians.overall_deviations
+    gap = (gaussians.means - gaussians.overall_means) / gaussians.overall_deviations
     return float(-(np.log(ratio) + (gap**2 + 1) / (2 * ratio**2)).sum())
 
 
-def find_bounded(gaussians: Gaussians, overall: Overall) -> NDArray[np.bool_]:
+def find_bounded(gaussians: Gaussians) -> NDArray[np.bool_]:
     """Return which σ are at their lower bound, (n_components, n_continuous)."""
-    bounded: NDArray[np.bool_] = gaussians.deviations <= 1.0001 * MIN_DEVIATION * overall.deviations
+    bounded: NDArray[np.bool_] = (
+        gaussians.deviations <= 1.0001 * MIN_DEVIATION * gaussians.overall_deviations
+    )
     return bounded
 
 
-def find_smoothed(
-    gaussians: Gaussians, overall: Overall, rows: Array, smoothing: float
-) -> NDArray[np.bool_]:
+def find_smoothed(gaussians: Gaussians, rows: Array, smoothing: float) -> NDArray[np.bool_]:
     """Return which σ come from the prior or the bound rather than from rows, like `rows`.
 
     `rows` are the effective numbers of rows with a value, Σ r, (n_components, n_continuous).
     """
-    prior = smoothing * (overall.deviations**2 + (gaussians.means - overall.means) ** 2)
+    prior = smoothing * (
+        gaussians.overall_deviations**2 + (gaussians.means - gaussians.overall_means) ** 2
+    )
     by_prior = prior > 0.5 * (rows + smoothing) * gaussians.deviations**2
-    smoothed: NDArray[np.bool_] = by_prior | find_bounded(gaussians, overall)
+    smoothed: NDArray[np.bool_] = by_prior | find_bounded(gaussians)
     return smoothed
 
 
@@ -134,19 +156,23 @@ def find_unsupported(gaussians: Gaussians, rows: Array) -> NDArray[np.bool_]:
     return find_collapsed(gaussians, rows) | (rows < _FEW_ROWS)
 
 
-def pack_gaussians(gaussians: Gaussians, overall: Overall) -> Array:
+def pack_gaussians(gaussians: Gaussians) -> Array:
     """Return means in units of the feature's deviation, then logarithms of deviations, flat."""
-    means = (gaussians.means - overall.means) / overall.deviations
+    means = (gaussians.means - gaussians.overall_means) / gaussians.overall_deviations
     return np.concatenate(
-        [means.ravel(), np.log(gaussians.deviations / overall.deviations).ravel()]
+        [means.ravel(), np.log(gaussians.deviations / gaussians.overall_deviations).ravel()]
     )
 
 
-def unpack_gaussians(packed: Array, overall: Overall, limit: float) -> Gaussians:
+def unpack_gaussians(packed: Array, gaussians: Gaussians, limit: float) -> Gaussians:
     """Undo `pack_gaussians`; logarithms are at most `limit` and at least that of the bound."""
-    means, logs = packed.reshape(2, -1, len(overall.means))
+    means, logs = packed.reshape(2, *gaussians.means.shape)
     ratio = np.exp(np.clip(logs, math.log(MIN_DEVIATION), limit))
-    return Gaussians(overall.means + overall.deviations * means, overall.deviations * ratio)
+    return replace(
+        gaussians,
+        means=gaussians.overall_means + gaussians.overall_deviations * means,
+        deviations=gaussians.overall_deviations * ratio,
+    )
 
 
 def _prepare(

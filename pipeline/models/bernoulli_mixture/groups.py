@@ -1,7 +1,8 @@
-"""The mixture with groups of rows: class weights by group, and the same classes in all groups.
+"""Class weights by group of rows: the classes are the same in all groups.
 
 Model: P(k) = π_gk in group g, P(x_i = 1 | k) = p_ki (C. C. Clogg, L. A. Goodman, Journal of the
-American Statistical Association 79, 1984). Each π_g has a Dirichlet(1 + s) prior.
+American Statistical Association 79, 1984). Each π_g has a Dirichlet(1 + s) prior. Without groups,
+all rows are of one group, whose class weights are π.
 
 =========  =========================  =====================================
 symbol     field                      shape
@@ -16,125 +17,138 @@ the mean of the class weights of all rows, `weights`, takes the sizes of the gro
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.executors.base import MapFunction
-from pipeline.models.bernoulli_mixture.conditional import ConditionalMixture, propagate_errors
-from pipeline.models.bernoulli_mixture.model import BernoulliMixtureParams
-from pipeline.models.bernoulli_mixture.standard_errors import (
-    name_feature_errors,
-    warn_about_errors,
-)
-from pipeline.models.state import Arrays, FitState
-from pipeline.random import RowRandom
-from pipeline.statistics.sums import ClusteredSums, Sums
+from pipeline.models.bernoulli_mixture.params import BernoulliMixtureParams, GroupWeights
+from pipeline.models.bernoulli_mixture.standard_errors import propagate_errors
+from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class GroupedMixture(ConditionalMixture):
-    """The mixture with the groups of the rows as its structure."""
+class ClassWeightsByGroup:
+    """How a fit estimates the class weights of groups.
+
+    Attributes
+    ----------
+    names
+        Names of the groups; empty if all rows are of one.
+    smoothing
+        s.
+    """
+
+    names: tuple[str, ...]
+    smoothing: float
+    needs_posterior: ClassVar[bool] = False
 
     @property
-    def n_groups(self) -> int:
-        """Number of groups."""
-        return len(self.structure.groups)
+    def are_conditional(self) -> bool:
+        """Whether rows differ in their class weights."""
+        return bool(self.names)
 
-    def _draw_start(
-        self, auxiliary: Arrays, n_components: int, start: int
-    ) -> BernoulliMixtureParams:
-        params = super()._draw_start(auxiliary, n_components, start)
-        return self._add_groups(params, np.tile(params.weights, (self.n_groups, 1)))
+    def begin(self, params: BernoulliMixtureParams) -> BernoulliMixtureParams:
+        """Return the parameters to start from, given those of a fit of any structure."""
+        n_groups, groups = len(self.names), None
+        if self.names:
+            own = np.stack([params.get_class_weights(group) for group in range(n_groups)])
+            groups = GroupWeights(np.arange(n_groups), np.zeros(n_groups, np.int64), own)
+        return replace(params, groups=groups, regression=None)
 
-    def _add_groups(
-        self, params: BernoulliMixtureParams, class_weights: Array
-    ) -> BernoulliMixtureParams:
-        return replace(
-            params,
-            segments=np.arange(self.n_groups),
-            segment_rows=np.zeros(self.n_groups, np.int64),
-            group_class_weights=class_weights,
-        )
+    def standardize(self, params: BernoulliMixtureParams) -> BernoulliMixtureParams:
+        """Return the parameters in the units of the extrapolation."""
+        return params
 
-    def warm_start(self, state: FitState, params: BernoulliMixtureParams) -> FitState:
-        """Start from an earlier fit, with or without groups."""
-        class_weights = [params.get_class_weights(group) for group in range(self.n_groups)]
-        return super().warm_start(state, self._add_groups(params, np.stack(class_weights)))
+    unstandardize = standardize
 
-    def summarize(
-        self, params: BernoulliMixtureParams, working: Arrays, block: BinaryBlock, rng: RowRandom
-    ) -> Sums:
-        """Run the E-step of the block's group."""
-        sums = super().summarize(params, working, block, rng)
-        mass = np.zeros((self.n_groups, len(params.weights)))
-        mass[block.segment] = sums.values["mass"]
-        return replace(sums, values={**sums.values, "mass": mass})
+    def compute_log_weights(self, params: BernoulliMixtureParams, block: BinaryBlock) -> Array:
+        """Return log π of the rows of a block, (n_components,)."""
+        return params.compute_class_weights(block)[1]
 
-    def _compute_log_prior_of_classes(
-        self, params: BernoulliMixtureParams, statistics: Sums
-    ) -> float:
-        assert params.group_class_weights is not None
-        return float(np.log(params.group_class_weights).sum())
+    def sum_rows(
+        self,
+        params: BernoulliMixtureParams,
+        block: BinaryBlock,
+        mass: Array,
+        posterior: Array | None,
+    ) -> dict[str, Array]:
+        """Return the number of rows of each component by group, given those of a block."""
+        return {"mass": self._assign_to_group(block, mass)}
 
-    def update(
-        self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
-    ) -> FitState:
-        """Run the M-step."""
+    def _assign_to_group(self, block: BinaryBlock, values: Any) -> Array:
+        """Return the values of the block's group, and 0 for the other groups."""
+        by_group = np.zeros((max(len(self.names), 1), *np.shape(values)))
+        by_group[block.segment if self.names else 0] = values
+        return by_group
+
+    def compute_log_prior(self, params: BernoulliMixtureParams, statistics: Sums) -> float:
+        """Return the log prior of class weights divided by s."""
+        own = params.weights if params.groups is None else params.groups.group_class_weights
+        return float(np.log(own).sum())
+
+    def update(self, params: BernoulliMixtureParams, statistics: Sums) -> BernoulliMixtureParams:
+        """Run the M-step of the class weights of groups."""
+        if params.groups is None:
+            return params
         mass = statistics.values["mass"] + self.smoothing
-        state = super().update(state, _pool_groups(statistics), map_items, rng)
-        class_weights = mass / mass.sum(axis=1, keepdims=True)
-        return replace(state, params=replace(state.params, group_class_weights=class_weights))
+        own = mass / mass.sum(axis=1, keepdims=True)
+        return replace(params, groups=replace(params.groups, group_class_weights=own))
 
-    def finish(self, state: FitState, statistics: Sums) -> FitState:
-        """Count the rows of the groups, and sort the components by their mean weight."""
-        group_weights = statistics.values["mass"].sum(axis=1)
-        weights = group_weights @ state.params.group_class_weights / group_weights.sum()
-        rows = np.rint(group_weights).astype(np.int64)
-        params = replace(state.params, weights=weights, segment_rows=rows)
-        state = super().finish(replace(state, params=params), _pool_groups(statistics))
-        return self.add_likelihood(state, statistics)
+    def finish(self, params: BernoulliMixtureParams, statistics: Sums) -> BernoulliMixtureParams:
+        """Add the mean of the class weights of all rows, and the numbers of rows of the groups."""
+        if params.groups is None:
+            return params
+        totals = statistics.values["mass"].sum(axis=1)
+        weights = totals @ params.groups.group_class_weights / totals.sum()
+        rows = np.rint(totals).astype(np.int64)
+        return replace(params, weights=weights, groups=replace(params.groups, segment_rows=rows))
 
-    def summarize_information(
-        self, params: BernoulliMixtureParams, working: Arrays, block: BinaryBlock, rng: RowRandom
-    ) -> Sums:
-        """MAP: sum the information about the parameters, and the weights of the groups."""
-        sums = super().summarize_information(params, working, block, rng)
-        group_weights = np.zeros(self.n_groups)
-        group_weights[block.segment] = block.weight
-        return replace(sums, values={**sums.values, "group_weights": group_weights})
+    def sum_information(
+        self, params: BernoulliMixtureParams, block: BinaryBlock
+    ) -> dict[str, NDArray[Any]]:
+        """Return the sums of the information about class weights: those of the row weights."""
+        return {"group_weights": self._assign_to_group(block, block.weight)}
 
-    def finish_information_pass(self, state: FitState, statistics: Sums) -> FitState:
-        """Add standard errors, intervals, and the log-likelihood of the final parameters."""
-        params, sums = state.params, dict(statistics.values)
-        if isinstance(statistics, ClusteredSums):
-            sums["score_products"] = statistics.sum_score_products()
-        class_weights, group_weights = params.group_class_weights, sums["group_weights"]
-        n_groups, n_components = class_weights.shape
-        jacobians = class_weights[:, :, None] * (np.eye(n_components) - class_weights[:, None])
+    def compute_curvature(
+        self, params: BernoulliMixtureParams, sums: dict[str, NDArray[Any]], weight: float
+    ) -> Array:
+        """Return the information about β; see `compute_mixture_errors`."""
+        jacobians = self._compute_jacobians(params)
+        n_groups, n_components, _ = jacobians.shape
         curvature = np.zeros((n_components, n_groups, n_components, n_groups))
         for group, jacobian in enumerate(jacobians):
-            total = group_weights[group] + n_components * self.smoothing
+            total = sums["group_weights"][group] + n_components * self.smoothing
             curvature[:, group, :, group] = total * jacobian
-        errors = self._compute_errors(state, curvature, sums)
+        return curvature
+
+    def _compute_jacobians(self, params: BernoulliMixtureParams) -> Array:
+        """Return the derivatives of the class weights of each group in its log-weights."""
+        groups = params.groups
+        own = params.weights[None] if groups is None else groups.group_class_weights
+        jacobians: Array = own[:, :, None] * (np.eye(own.shape[1]) - own[:, None])
+        return jacobians
+
+    def compute_errors(
+        self,
+        params: BernoulliMixtureParams,
+        sums: dict[str, NDArray[Any]],
+        weight: float,
+        covariance: Array,
+    ) -> tuple[BernoulliMixtureParams, Array]:
+        """Return the parameters with errors of groups, and the errors of `weights`."""
+        jacobians = self._compute_jacobians(params)
+        n_groups, n_components, _ = jacobians.shape
         gradients = np.zeros((n_groups, n_components, n_components, n_groups))
         for group, jacobian in enumerate(jacobians):
             gradients[group, :, :, group] = jacobian
-        mean = np.tensordot(group_weights / group_weights.sum(), gradients, axes=1)
-        params = replace(
-            params,
-            **name_feature_errors(errors),
-            weights_error=propagate_errors(mean, errors.coefficients),
-            group_class_weights_error=propagate_errors(gradients, errors.coefficients),
-        )
-        state = warn_about_errors(replace(state, params=params), errors)
-        return self.add_likelihood(state, statistics)
-
-
-def _pool_groups(statistics: Sums) -> Sums:
-    """Return the sums of a mixture without groups."""
-    mass = statistics.values["mass"].sum(axis=0)
-    return replace(statistics, values={**statistics.values, "mass": mass})
+        shares = sums["group_weights"] / sums["group_weights"].sum()
+        weights_error = propagate_errors(np.tensordot(shares, gradients, axes=1), covariance)
+        if params.groups is None:
+            return params, weights_error
+        own = propagate_errors(gradients, covariance)
+        groups = replace(params.groups, group_class_weights_error=own)
+        return replace(params, groups=groups), weights_error

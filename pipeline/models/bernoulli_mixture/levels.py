@@ -41,8 +41,10 @@ def find_later_planes(n_levels: Counts) -> NDArray[np.intp]:
     return np.flatnonzero(~is_first)
 
 
-def count_levels_from(n_levels: Counts) -> Array:
-    """Return the number of levels at or above each plane, (n_planes,)."""
+def count_levels_from(n_levels: Counts | None) -> Array | float:
+    """Return the number of levels at or above each plane, (n_planes,), or 1 of binary features."""
+    if n_levels is None:
+        return 1.0
     return np.concatenate([np.arange(n - 1, 0, -1.0) for n in n_levels.tolist()])
 
 

@@ -34,10 +34,9 @@ themselves if there are fewer than about 2 log₂ n_components + 1 features.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from pkgutil import resolve_name
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -45,280 +44,77 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, iter_word_ranges
-from pipeline.data.features import MAX_LEVELS, are_binary
-from pipeline.data.level_probabilities import find_level_probabilities
+from pipeline.data.features import are_binary, find_continuous, select_with_levels
+from pipeline.data.level_probabilities import count_levels, find_level_probabilities
 from pipeline.data.matching import draw_segments
 from pipeline.errors import FitWarning
 from pipeline.executors.base import MapFunction
-from pipeline.learning.held_out import (
-    run_e_step_with_held_out,
+from pipeline.executors.cancellation import check_cancelled
+from pipeline.learning.held_out import run_e_step_with_held_out
+from pipeline.models.bernoulli_mixture.class_regression import (
+    BATCH_WORDS,
+    ClassWeightsByCovariates,
+    limit_covariates,
 )
 from pipeline.models.bernoulli_mixture.e_step import (
     MixtureTerms,
     compute_log_joint,
-    compute_mixture_terms,
     mixture_posterior,
     sum_mixture_statistics,
 )
 from pipeline.models.bernoulli_mixture.gaussians import (
+    MIN_DEVIATION,
     Gaussians,
-    Overall,
-    add_log_densities,
     compute_log_prior,
-    find_bounded,
-    pack_gaussians,
+    find_collapsed,
+    find_smoothed,
+    find_unsupported,
     sum_gaussian_statistics,
-    unpack_gaussians,
     update_gaussians,
 )
+from pipeline.models.bernoulli_mixture.groups import ClassWeightsByGroup
 from pipeline.models.bernoulli_mixture.imputation import compute_plane_probabilities
 from pipeline.models.bernoulli_mixture.levels import (
     count_determined_parameters,
     count_levels_from,
     count_reached,
     cumulate_planes,
-    divide_planes,
     draw_levels,
     mask_unreached_planes,
 )
+from pipeline.models.bernoulli_mixture.params import BernoulliMixtureParams, ClassErrors
 from pipeline.models.bernoulli_mixture.standard_errors import (
     ErrorForm,
-    MixtureErrors,
     MixtureRows,
     compute_mixture_errors,
     iter_mixture_scores,
-    name_feature_errors,
     sum_mixture_information,
-    warn_about_errors,
 )
 from pipeline.models.capabilities import LogLikelihood
 from pipeline.models.mixture import Mixture
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
-from pipeline.models.structure import Structure, add_structure
 from pipeline.models.support import Conflict, Support
-from pipeline.params import NumberRange, array_field, optional_array_field
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warnings, pool_margins
+from pipeline.statistics.counts import (
+    FeatureCounts,
+    count_level_rows,
+    make_constant_feature_warnings,
+    make_empty_level_warnings,
+    pool_margins,
+)
+from pipeline.statistics.measurements import FIRST_KEY, MeasuredCounts, check_numbers
 from pipeline.statistics.sums import ClusteredSums, Sums
 
 Array = NDArray[np.float64]
 
-BATCH_WORDS = 128
-"""Words of rows whose posteriors are in memory at once: 8,192 rows."""
 MAX_PARAMETERS = 1500
 """With more parameters, the information matrix is too large and there are no standard errors."""
 MAX_ROWS = 20_000
 """Number of rows over which information is summed; more rows are sampled and scaled up."""
-# These import this file.
-_GROUPED_CLASS = "pipeline.models.bernoulli_mixture.groups:GroupedMixture"
-_STRUCTURED_CLASS = "pipeline.models.bernoulli_mixture.conditional:StructuredMixture"
-_REGRESSION_CLASS = "pipeline.models.bernoulli_mixture.class_regression:ClassRegression"
+_MAX_SHOWN = 3  # components in a warning
 _MIN_SMOOTHING = 1e-6  # keeps 1 − p accurate for up to 1e9 rows
-
-
-@dataclass(frozen=True)
-class BernoulliMixtureParams:
-    """Parameters; the module's table gives shapes.
-
-    Attributes
-    ----------
-    probabilities_error, probabilities_interval, weights_error
-        Standard errors, and the ends of 95 % intervals; None if they were not computed.
-    segments, segment_rows
-        Indices of the groups of rows, in the order of their names, and their numbers of rows, or
-        the sums of their weights. All arrays of groups are None without groups. Otherwise
-        `weights` is the mean of the class weights of all rows.
-    group_class_weights, group_class_weights_error
-        Class weights in each group, and their standard errors.
-    intercepts, coefficients, intercepts_error, coefficients_error
-        With covariates, the log-odds of each component against the first where all covariates are
-        0, their change per unit of each covariate, and standard errors, which are 0 for the first
-        component. Then `weights` is the mean of the class weights of all rows.
-    covariate_center
-        Means of the covariates in the fitted rows.
-    n_levels, level_probabilities, level_probabilities_error
-        Numbers of levels of the features, P(x = level | k) of each level of each feature, and
-        standard errors; None if all features are binary. Otherwise `probabilities` are P(x ≥ c |
-        k) of each plane. A continuous feature has one level, which is in no array, and no plane.
-    means, deviations, means_error, deviations_error
-        Mean and standard deviation of each continuous feature in each component, and standard
-        errors; None without continuous features.
-    overall_means, overall_deviations
-        Mean and standard deviation of each continuous feature in the fitted rows.
-    """
-
-    probabilities: Array = array_field("component", "plane", allowed=NumberRange(above=0, below=1))
-    weights: Array = array_field("component", allowed=NumberRange(above=0), total=1)
-    probabilities_error: Array | None = optional_array_field("component", "plane")
-    probabilities_interval: Array | None = optional_array_field("bound", "component", "plane")
-    weights_error: Array | None = optional_array_field("component")
-    segments: NDArray[np.int64] | None = optional_array_field("segment")
-    segment_rows: NDArray[np.int64] | None = optional_array_field("segment")
-    group_class_weights: Array | None = optional_array_field(
-        "segment", "component", allowed=NumberRange(above=0)
-    )
-    group_class_weights_error: Array | None = optional_array_field("segment", "component")
-    intercepts: Array | None = optional_array_field("component")
-    intercepts_error: Array | None = optional_array_field("component")
-    coefficients: Array | None = optional_array_field("covariate", "component")
-    coefficients_error: Array | None = optional_array_field("covariate", "component")
-    covariate_center: Array | None = optional_array_field("covariate")
-    n_levels: NDArray[np.int64] | None = optional_array_field(
-        "feature", allowed=NumberRange(minimum=1, maximum=MAX_LEVELS)
-    )
-    level_probabilities: Array | None = optional_array_field("component", "level")
-    level_probabilities_error: Array | None = optional_array_field("component", "level")
-    means: Array | None = optional_array_field("component", "continuous")
-    deviations: Array | None = optional_array_field(
-        "component", "continuous", allowed=NumberRange(above=0)
-    )
-    means_error: Array | None = optional_array_field("component", "continuous")
-    deviations_error: Array | None = optional_array_field("component", "continuous")
-    overall_means: Array | None = optional_array_field("continuous")
-    overall_deviations: Array | None = optional_array_field(
-        "continuous", allowed=NumberRange(above=0)
-    )
-
-    @property
-    def continuation(self) -> Array:
-        """P(x ≥ c | x ≥ c − 1, k) of each plane, (n_components, n_planes)."""
-        return divide_planes(self.probabilities, self.n_levels)
-
-    @property
-    def planes_per_feature(self) -> NDArray[np.int64]:
-        """Number of planes of each feature that has any, (n_features,)."""
-        if self.n_levels is None:
-            return np.ones(self.probabilities.shape[1], np.int64)
-        return self.n_levels[self.n_levels > 1] - 1
-
-    @property
-    def gaussians(self) -> Gaussians:
-        """μ and σ; both have no columns if no feature is continuous."""
-        if self.means is None or self.deviations is None:
-            return Gaussians(*np.empty((2, len(self.weights), 0)))
-        return Gaussians(self.means, self.deviations)
-
-    @property
-    def overall(self) -> Overall:
-        """Mean and standard deviation of continuous features in all rows."""
-        if self.overall_means is None or self.overall_deviations is None:
-            return Overall(*np.empty((2, 0)))
-        return Overall(self.overall_means, self.overall_deviations)
-
-    @property
-    def free_parameters(self) -> Array:
-        """Log-odds, then means and log-deviations, then log-weights: an unconstrained vector.
-
-        Groups have log-weights of their own. With covariates, intercepts and coefficients take the
-        place of log-weights.
-        """
-        log_odds = scipy.special.logit(self.continuation).ravel()
-        if self.means is not None:
-            log_odds = np.append(log_odds, pack_gaussians(self.gaussians, self.overall))
-        if self.intercepts is not None and self.coefficients is not None:
-            return np.concatenate([log_odds, self.intercepts, self.coefficients.ravel()])
-        own = self.weights if self.group_class_weights is None else self.group_class_weights
-        return np.concatenate([log_odds, np.log(own).ravel()])
-
-    def with_free_parameters(self, packed: Array, limit: float) -> BernoulliMixtureParams:
-        """Return the parameters of such a vector, log-odds and log-weights clipped at ±`limit`."""
-        n_components, n_features = self.probabilities.shape
-        if self.means is not None:
-            return self._with_free_numbers(packed, limit)
-        log_odds, others = np.split(packed, [self.probabilities.size])
-        log_odds = np.clip(log_odds, -limit, limit)
-        others = others.reshape(-1, n_components)
-        continuation = scipy.special.expit(log_odds).reshape(n_components, n_features)
-        probabilities = cumulate_planes(continuation, self.n_levels)
-        if self.coefficients is not None:
-            coefficients = {"intercepts": others[0], "coefficients": others[1:]}
-            return replace(self, probabilities=probabilities, **coefficients)
-        weights = np.exp(scipy.special.log_softmax(np.maximum(others, -limit), axis=1))
-        if self.group_class_weights is None:
-            return replace(self, probabilities=probabilities, weights=weights[0])
-        return replace(self, probabilities=probabilities, group_class_weights=weights)
-
-    def _with_free_numbers(self, packed: Array, limit: float) -> BernoulliMixtureParams:
-        """Return the parameters of a vector that has means and log-deviations too."""
-        first = self.probabilities.size
-        numbers = slice(first, first + 2 * self.gaussians.means.size)
-        discrete = replace(self, means=None).with_free_parameters(np.delete(packed, numbers), limit)
-        means, deviations = unpack_gaussians(packed[numbers], self.overall, limit)
-        return replace(discrete, means=means, deviations=deviations)
-
-    def get_class_weights(self, segment: int) -> Array:
-        """Return the class weights of the rows of a segment, (n_components,).
-
-        Rows of other segments than the fitted ones have the mean of the fitted rows.
-        """
-        if self.segments is None or self.group_class_weights is None:
-            return self.weights
-        (places,) = np.nonzero(self.segments == segment)
-        own: Array = self.group_class_weights[places[0]] if places.size else self.weights
-        return own
-
-    def compute_class_weights(self, block: BinaryBlock) -> tuple[Array, Array]:
-        """Return π of the rows of a block and its logarithm, (n_components,).
-
-        With covariates, they have the shape (n_samples, n_components).
-        """
-        if self.coefficients is None or self.intercepts is None:
-            weights = self.get_class_weights(block.segment)
-            return weights, np.log(weights)
-        assert block.covariates is not None
-        odds = np.tile(self.intercepts, (block.n_samples, 1))
-        for values, own in zip(block.covariates.T, self.coefficients, strict=True):
-            odds += values[:, None] * own  # unlike BLAS, the same for any number of rows
-        log_weights = scipy.special.log_softmax(odds, axis=1)
-        return np.exp(log_weights), log_weights
-
-    def compute_terms(self, block: BinaryBlock, log_weights: Array) -> MixtureTerms:
-        """Return the terms of the E-step of a block, given log π."""
-        if self.means is not None:
-            assert block.numbers is not None
-            log_weights = add_log_densities(block.numbers, self.gaussians, log_weights)
-        return compute_mixture_terms(self.continuation, log_weights)
-
-    def make_predictors(self, block: BinaryBlock) -> Array:
-        """Return what the class weights of a block's rows depend on, (n_samples, n_predictors).
-
-        These are indicators of the groups, or 1 and the distances of the covariates from their
-        means; without groups and covariates, all are 1.
-        """
-        if self.covariate_center is not None:
-            assert block.covariates is not None
-            centred = block.covariates - self.covariate_center
-            return np.column_stack([np.ones(block.n_samples), centred])
-        n_groups = 1 if self.group_class_weights is None else len(self.group_class_weights)
-        indicators = np.zeros(n_groups)
-        indicators[block.segment if n_groups > 1 else 0] = 1.0
-        return np.broadcast_to(indicators, (block.n_samples, n_groups))
-
-    def take_components(self, order: NDArray[np.intp]) -> BernoulliMixtureParams:
-        """Return the components in another order, without standard errors."""
-        arrays = (self.group_class_weights, self.intercepts, self.coefficients)
-        groups, intercepts, coefficients = (
-            None if array is None else array[..., order] for array in arrays
-        )
-        has_numbers = self.means is not None
-        means, deviations = (a[order] if has_numbers else None for a in self.gaussians)
-        return BernoulliMixtureParams(
-            self.probabilities[order],
-            self.weights[order],
-            segments=self.segments,
-            segment_rows=self.segment_rows,
-            group_class_weights=groups,
-            intercepts=None if intercepts is None else intercepts - intercepts[0],
-            coefficients=None if coefficients is None else coefficients - coefficients[:, :1],
-            covariate_center=self.covariate_center,
-            n_levels=self.n_levels,
-            means=means,
-            deviations=deviations,
-            overall_means=self.overall_means,
-            overall_deviations=self.overall_deviations,
-        )
 
 
 @dataclass(frozen=True)
@@ -355,7 +151,6 @@ class BernoulliMixture(Mixture):
     unlinked_effect: ClassVar[str] = (
         "which class of one part belongs to which class of another is not determined"
     )
-    first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[Sums]] = Sums
     params: ClassVar[type[BernoulliMixtureParams]] = BernoulliMixtureParams
     acceleration: ClassVar[str] = "squarem"
@@ -368,28 +163,35 @@ class BernoulliMixture(Mixture):
     max_iter: int = setting(500, minimum=1)
     tol: float = setting(1e-6, above=0, below=1)
 
-    def with_structure(self, structure: Structure) -> Any:
-        """Return the model of levels, groups or covariates, or this model if there are none."""
-        plain = super().with_structure(structure)
-        if structure.covariates is not None:
-            kind = resolve_name(_REGRESSION_CLASS)
-        elif structure.groups:
-            kind = resolve_name(_GROUPED_CLASS)
-        elif not are_binary(structure.features):
-            kind = resolve_name(_STRUCTURED_CLASS)
-        else:
-            return plain
-        return add_structure(kind, plain, structure)
-
     @property
     def n_levels(self) -> NDArray[np.int64] | None:
-        """Number of levels of each feature; None if all have two."""
-        return None
+        """Number of levels of each feature, 1 of a continuous one; None if all have two."""
+        features = self.structure.features
+        return None if are_binary(features) else np.maximum(count_levels(features), 1)
+
+    @property
+    def _continuous(self) -> list[int]:
+        return find_continuous(self.structure.features)
+
+    @property
+    def _class_weights(self) -> ClassWeightsByGroup | ClassWeightsByCovariates:
+        if self.structure.covariates is None:
+            return ClassWeightsByGroup(self.structure.groups, self.smoothing)
+        return ClassWeightsByCovariates(self.structure.covariates, self.smoothing)
+
+    @property
+    def first_statistics(self) -> type[FeatureCounts]:  # type: ignore[override]
+        """Counts of features, with moments of continuous ones."""
+        return MeasuredCounts if self._continuous else FeatureCounts
+
+    def first_key(self, seed: int) -> str:
+        """Return a key of the counts, another one if they have moments."""
+        return FIRST_KEY if self._continuous else super().first_key(seed)
 
     @property
     def _pseudo_ones(self) -> Array | float:
         """Pseudo-counts of the ones of each plane; those of its zeros are `smoothing`."""
-        return self.smoothing * (1 if self.n_levels is None else count_levels_from(self.n_levels))
+        return self.smoothing * count_levels_from(self.n_levels)
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the bytes of each task's sums and logarithms, and of the extrapolation."""
@@ -405,12 +207,16 @@ class BernoulliMixture(Mixture):
         """
         n_components, n_parameters = len(params.weights), params.free_parameters.size
         nanoseconds = n_features * (3 + 0.13 * n_components) + 10 * n_components
-        n_numbers = params.gaussians.means.size
+        n_numbers = n_components * params.n_numbers
         nanoseconds += 8 * n_numbers
         n_sums = 2 * n_features * n_components + 3 * n_numbers
         if "share" in working:
             nanoseconds += float(working["share"]) * (30 + 0.06 * n_parameters) * n_parameters
             n_sums += n_parameters**2
+        if params.regression is not None:
+            size = n_components * (1 + len(params.regression.coefficients))
+            nanoseconds += 30 * size + 0.3 * size**2
+            n_sums += size**2
         return WorkEstimate(nanoseconds, 8 * n_sums)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
@@ -434,12 +240,43 @@ class BernoulliMixture(Mixture):
         return self._begin_fit(state)
 
     def _measure_numbers(self, first: FeatureCounts) -> Arrays:
-        """Return mean and standard deviation of continuous features, if there are any."""
-        return {}
+        if not isinstance(first, MeasuredCounts):
+            return {}
+        check_numbers(first, self.structure.features)
+        deviations = np.sqrt(first.squares / first.number_weights)
+        return {"overall_means": first.means, "overall_deviations": deviations}
 
     def _warn_about_features(self, first: FeatureCounts) -> tuple[FitWarning, ...]:
+        """Warn about features, and about rows of high leverage."""
         consequence = "only the smoothing determines their probabilities"
-        return make_constant_feature_warnings(*pool_margins(first), consequence)
+        warnings: tuple[FitWarning, ...]
+        if self.n_levels is None:
+            warnings = make_constant_feature_warnings(*pool_margins(first), consequence)
+        else:
+            features = select_with_levels(self.structure.features)
+            level_rows = count_level_rows(first, features)
+            total, largest = (np.array([f(r) for r in level_rows]) for f in (np.sum, np.max))
+            warnings = (
+                *make_constant_feature_warnings(total, largest, consequence),
+                *make_empty_level_warnings(level_rows, consequence),
+            )
+            names = tuple(feature.name for feature in features)
+            warnings = tuple(warning.with_names(names) for warning in warnings)
+        covariates = self.structure.covariates
+        return warnings if covariates is None else (*warnings, *covariates.make_warnings())
+
+    def _make_working(self, held_out: float, *, is_short: bool) -> Arrays:
+        """Limit covariates at first if rows have high leverage."""
+        working = super()._make_working(held_out, is_short=is_short)
+        covariates = self.structure.covariates
+        is_limited = covariates is not None and bool(covariates.leverages)
+        return {**working, **({"is_limited": np.array(1)} if is_limited else {})}
+
+    def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
+        """Continue with covariates as they are after a stage of all rows that limits them."""
+        if "is_limited" not in state.working or state.working["held_out"] > 0:
+            return super().next_stage(state, statistics)
+        return replace(state, working=super()._make_working(0.0, is_short=False))
 
     def _draw_start(
         self, auxiliary: Arrays, n_components: int, start: int
@@ -453,102 +290,190 @@ class BernoulliMixture(Mixture):
             np.full(n_components, 1 / n_components),
             n_levels=self.n_levels,
         )
-        if "overall_means" not in auxiliary:
-            return params
-        overall = _get_overall(auxiliary)
-        shape = (n_components, len(overall["overall_means"]))
-        noise = rng.standard_normal(shape) if n_components > 1 else np.zeros(shape)
-        deviations = np.broadcast_to(overall["overall_deviations"], shape)
-        means = overall["overall_means"] + deviations * noise
-        return replace(params, means=means, deviations=deviations.copy(), **overall)
+        if "overall_means" in auxiliary:
+            overall = auxiliary["overall_means"], auxiliary["overall_deviations"]
+            shape = (n_components, len(overall[0]))
+            noise = rng.standard_normal(shape) if n_components > 1 else np.zeros(shape)
+            deviations = np.broadcast_to(overall[1], shape)
+            gaussians = Gaussians(overall[0] + deviations * noise, deviations.copy(), *overall)
+            params = replace(params, gaussians=gaussians)
+        return self._class_weights.begin(params)
 
     def warm_start(self, state: FitState, params: BernoulliMixtureParams) -> FitState:
-        """Start from an earlier fit, without short runs."""
-        params = replace(params, **_get_overall(state.auxiliary))
+        """Start from an earlier fit of any structure, without short runs."""
+        if params.gaussians is not None:
+            names = ("overall_means", "overall_deviations")
+            own = {name: state.auxiliary[name] for name in names}
+            params = replace(params, gaussians=replace(params.gaussians, **own))
+        params = self._class_weights.begin(params)
         return replace(self._begin_long_run(state, 0.0), params=params)
 
     def summarize(
         self, params: BernoulliMixtureParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
         """Run the E-step on the rows of a block, and score the held-out rows."""
+        if "is_limited" in working and self.structure.covariates is not None:
+            block = limit_covariates(block, self.structure.covariates)
         run = partial(self._run_e_step, params)
         return run_e_step_with_held_out(run, float(working["held_out"]), block, rng)
 
     def _run_e_step(self, params: BernoulliMixtureParams, block: BinaryBlock) -> Sums:
         masked = mask_unreached_planes(block, params.n_levels)
-        has_numbers = params.means is not None
-        parts = iter_word_ranges(masked, BATCH_WORDS) if has_numbers else iter([masked])
+        needs_posterior = params.gaussians is not None or self._class_weights.needs_posterior
+        parts = iter_word_ranges(masked, BATCH_WORDS) if needs_posterior else iter([masked])
         sums = reduce(Sums.merge, (self._sum_part(params, part) for part in parts))
         empty_rows = np.array(block.count_unobserved_rows())
         return replace(sums, values={**sums.values, "empty_rows": empty_rows})
 
     def _sum_part(self, params: BernoulliMixtureParams, part: BinaryBlock) -> Sums:
         """Run the E-step on rows whose masks leave out the planes that they do not reach."""
-        _, log_weights = params.compute_class_weights(part)
-        nats, values = sum_rows(params, part, log_weights)
-        return Sums.from_block(part, nats, values)
+        check_cancelled()
+        class_weights, posterior = self._class_weights, None
+        if params.gaussians is not None or class_weights.needs_posterior:
+            posterior = np.empty((part.n_samples, len(params.weights)))
+        terms = params.compute_terms(part, class_weights.compute_log_weights(params, part))
+        words = (part.words, part.observed_words, part.n_samples)
+        sums = sum_mixture_statistics(*words, terms, part.row_weights, posterior)
+        values: dict[str, NDArray[Any]] = {"ones": sums.ones, "missing": sums.missing}
+        if params.gaussians is not None:
+            assert part.numbers is not None
+            assert posterior is not None
+            values |= sum_gaussian_statistics(part.numbers, params.gaussians, posterior)
+        values |= class_weights.sum_rows(params, part, sums.mass, posterior)
+        return Sums.from_block(part, sums.log_likelihood, values)
 
     def objective(self, params: BernoulliMixtureParams, statistics: Sums) -> float:
         """Return the mean log-likelihood per row plus the log prior per row, nats."""
         p = params.continuation
-        counts = 1 if self.n_levels is None else count_levels_from(self.n_levels)
-        log_prior = (counts * np.log(p)).sum() + np.log1p(-p).sum()
-        log_prior += self._compute_log_prior_of_classes(params, statistics)
-        if params.means is not None:
-            log_prior += compute_log_prior(params.gaussians, params.overall)
+        log_prior = (count_levels_from(self.n_levels) * np.log(p)).sum() + np.log1p(-p).sum()
+        log_prior += self._class_weights.compute_log_prior(params, statistics)
+        if params.gaussians is not None:
+            log_prior += compute_log_prior(params.gaussians)
         return float((statistics.objective + self.smoothing * log_prior) / statistics.weight)
-
-    def _compute_log_prior_of_classes(
-        self, params: BernoulliMixtureParams, statistics: Sums
-    ) -> float:
-        return float(np.log(params.weights).sum())
 
     def update(
         self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
     ) -> FitState:
         """Run the M-step."""
         s, values = self.smoothing, statistics.values
-        ones, mass = values["ones"].T, values["mass"]
+        ones, mass = values["ones"].T, values["mass"].sum(axis=0)
         # Rounding must not lead to more ones than values.
         observed = np.maximum(mass[:, None] - values["missing"].T, ones)
         weights = (mass + s) / (mass + s).sum()
         continuation = (ones + self._pseudo_ones) / (observed + (self._pseudo_ones + s))
         probabilities = cumulate_planes(continuation, self.n_levels)
         params = replace(state.params, probabilities=probabilities, weights=weights)
-        if params.means is not None:
-            found = update_gaussians(params.gaussians, params.overall, values, s)
-            params = replace(params, means=found.means, deviations=found.deviations)
-        return replace(state, params=params)
+        params = self._class_weights.update(params, statistics)
+        if params.gaussians is None:
+            return replace(state, params=params)
+        params = replace(params, gaussians=update_gaussians(params.gaussians, values, s))
+        # The deviations rest on these rows.
+        auxiliary = {**state.auxiliary, "number_rows": values["numbers"]}
+        return replace(state, params=params, auxiliary=auxiliary)
+
+    def select_starts(self, ranked: Mapping[str, Sequence[FitState]]) -> FitState:
+        """Continue with the best start, of those without a collapsed component if there are any."""
+        (starts,) = ranked.values()
+        sensible = (start for start in starts if not self._has_collapsed(start))
+        return self.select_start(next(sensible, starts[0]))
+
+    def _has_collapsed(self, state: FitState) -> bool:
+        rows = state.auxiliary.get("number_rows")
+        return rows is not None and bool(find_collapsed(state.params.gaussians, rows).any())
 
     def pack_params(self, params: BernoulliMixtureParams) -> Array:
-        """Return log-odds, then log-weights."""
-        return params.free_parameters
+        """Return log-odds, then log-weights, or coefficients of standardized covariates."""
+        return self._class_weights.standardize(params).free_parameters
 
     def unpack_params(self, params: BernoulliMixtureParams, packed: Array, weight: float) -> Any:
         """Return the parameters, within the bounds that an M-step can reach."""
         most = 1 if self.n_levels is None else max(int(self.n_levels.max()) - 1, 1)
         limit = np.log((weight + len(params.weights)) / self.smoothing + most)
-        return params.with_free_parameters(packed, limit)
+        return self._class_weights.unstandardize(params.with_free_parameters(packed, limit))
 
     def finish(self, state: FitState, statistics: Sums) -> FitState:
-        """Sort the components by weight, and add diagnostics and warnings."""
-        order = np.argsort(-state.params.weights, kind="stable")
-        params = state.params.take_components(order)
-        if params.n_levels is not None:
-            by_level = find_level_probabilities(
-                params.probabilities, params.n_levels[params.n_levels > 1]
-            )
-            params = replace(params, level_probabilities=by_level)
+        """Sort the components by their mean weight, and add diagnostics and warnings."""
         values = statistics.values
-        state = self._describe_components(state, values["mass"], values["empty_rows"])
-        return replace(state, params=params)
+        params = self._class_weights.finish(state.params, statistics)
+        order = np.argsort(-params.weights, kind="stable")
+        params = params.take_components(order)
+        if params.n_levels is not None:
+            by_level = find_level_probabilities(params.probabilities, params.planes_per_feature + 1)
+            params = replace(params, level_probabilities=by_level)
+        mass = values["mass"].sum(axis=0)
+        state = self._describe_components(state, mass, values["empty_rows"])
+        if params.gaussians is not None:
+            warnings = self._warn_about_numbers(params.gaussians, values["numbers"][order])
+            state = replace(state, warnings=(*state.warnings, *warnings))
+        return self._add_likelihood(replace(state, params=params), statistics)
+
+    def _warn_about_numbers(self, gaussians: Gaussians, rows: Array) -> list[FitWarning]:
+        """Name features and components with unreliable deviations."""
+        is_smoothed = find_smoothed(gaussians, rows, self.smoothing)
+        is_unsupported = find_unsupported(gaussians, rows) & ~is_smoothed
+        kinds = (
+            (
+                is_smoothed,
+                "features whose standard deviation in a component comes from {smoothing}, or from "
+                f"its lower bound of {MIN_DEVIATION} of that in all rows, because the rows there "
+                "are (nearly) equal",
+            ),
+            (
+                is_unsupported,
+                "features whose standard deviation in a component rests on few rows, which may "
+                "only be close to each other by chance",
+            ),
+        )
+        return [
+            self._warn_about_deviations(gaussians, rows, places, text)
+            for places, text in kinds
+            if places.any()
+        ]
+
+    def _warn_about_deviations(
+        self, gaussians: Gaussians, rows: Array, places: NDArray[np.bool_], text: str
+    ) -> FitWarning:
+        """Name features, and the components with the fewest rows of those that are concerned."""
+        components = np.flatnonzero(places.any(axis=1))
+        fewest = np.where(places, rows, np.inf).min(axis=1)
+        components = components[np.argsort(fewest[components], kind="stable")]
+        ratios = np.where(places, gaussians.deviations / gaussians.overall_deviations, np.inf)
+        shown = "; ".join(
+            f"component {k + 1} with {fewest[k]:.1f} rows and a standard deviation of "
+            f"{ratios[k].min():.2g} of that in all rows"
+            for k in components[:_MAX_SHOWN].tolist()
+        )
+        more = len(components) - _MAX_SHOWN
+        shown += f"; and {more} more" if more > 0 else ""
+        features = tuple(self._continuous[j] for j in np.flatnonzero(places.any(axis=0)).tolist())
+        remedy = "choose fewer {components} or more {smoothing}"
+        warning = FitWarning(f"{text}: {{features}} ({shown}); {remedy}", features)
+        return warning.with_names(self.structure.feature_names)
+
+    def _add_likelihood(self, state: FitState, statistics: Sums) -> FitState:
+        """Add the log-likelihood, and the information criteria unless rows are of a survey.
+
+        Only if class weights differ between rows.
+        """
+        if not self._class_weights.are_conditional:
+            return state
+        n_parameters = self.count_mixture_parameters(state.params)
+        nats = statistics.objective
+        found: dict[str, Any] = {"log_likelihood": nats, "n_parameters": n_parameters}
+        if state.auxiliary["has_sampling_weights"]:
+            found["aic_missing"] = "the rows have sampling weights"
+        else:
+            found["aic"] = 2 * n_parameters - 2 * nats
+            found["bic"] = n_parameters * float(np.log(statistics.weight)) - 2 * nats
+        return replace(state, diagnostics={**state.diagnostics, "fit_statistics": found})
 
     def begin_information_pass(self, state: FitState) -> Arrays | None:
         """Request the sums for standard errors, unless there are too many parameters."""
         if self.errors == "none" or state.params.free_parameters.size > MAX_PARAMETERS:
             return None
         share = MAX_ROWS / max(int(state.auxiliary["n_rows"]), 1)
-        if state.auxiliary["has_sampling_weights"]:  # scores are summed by cluster
+        # Scores of surveys are summed by cluster; few rows may be of a group.
+        if state.auxiliary["has_sampling_weights"] or self._class_weights.are_conditional:
             share = 1.0
         return {"share": np.array(min(share, 1.0))}
 
@@ -560,7 +485,10 @@ class BernoulliMixture(Mixture):
         block = block.take_rows(np.flatnonzero(uniform < working["share"]))
         rows, nats = _make_mixture_rows(params, block)
         measured = (params.continuation, params.gaussians)
-        information = sum_mixture_information(rows, *measured)
+        information = {
+            **sum_mixture_information(rows, *measured),
+            **self._class_weights.sum_information(params, block),
+        }
         sums = Sums.from_block(block, float(rows.row_weights @ nats), information)
         if not block.has_sampling_weights and self.errors != "crossproduct":
             return sums
@@ -577,41 +505,37 @@ class BernoulliMixture(Mixture):
         return ClusteredSums.from_sums(sums, clusters, by_cluster)
 
     def finish_information_pass(self, state: FitState, statistics: Sums) -> FitState:
-        """Add standard errors and intervals."""
+        """Add standard errors, intervals, and the log-likelihood of the final parameters."""
         params, weight = state.params, float(state.auxiliary["weight"])
         scale = weight / statistics.weight if statistics.weight else 1.0
         sums = {name: scale * values for name, values in statistics.values.items()}
         if isinstance(statistics, ClusteredSums):
             sums["score_products"] = statistics.sum_score_products()
-        weights = params.weights
-        jacobian = np.diag(weights) - np.outer(weights, weights)
-        curvature = (weight + len(weights) * self.smoothing) * jacobian[:, None, :, None]
-        errors = self._compute_errors(state, curvature, sums)
-        weights_error = np.sqrt(np.diag(jacobian @ errors.coefficients[:, 0, :, 0] @ jacobian))
-        params = replace(
-            params,
-            **name_feature_errors(errors),
-            weights_error=weights_error,
-        )
-        return warn_about_errors(replace(state, params=params), errors)
-
-    def _compute_errors(
-        self, state: FitState, curvature: Array, sums: Mapping[str, NDArray[Any]]
-    ) -> MixtureErrors:
-        params = state.params
-        n_planes, n_numbers = params.probabilities.shape[1], params.gaussians.means.shape[1]
-        pseudo_counts = np.full(n_planes + 2 * n_numbers, self.smoothing)
+        n_planes = params.probabilities.shape[1]
+        pseudo_counts = np.full(n_planes + 2 * params.n_numbers, self.smoothing)
         pseudo_counts[:n_planes] = self._pseudo_ones + self.smoothing
-        return compute_mixture_errors(
+        errors = compute_mixture_errors(
             params.continuation,
             params.gaussians,
-            find_bounded(params.gaussians, params.overall),
-            curvature,
+            self._class_weights.compute_curvature(params, sums, weight),
             sums,
             pseudo_counts,
             self._choose_error_form(state),
-            params.n_levels,
+            params.planes_per_feature + 1,
         )
+        params, weights_error = self._class_weights.compute_errors(
+            params, sums, weight, errors.coefficients
+        )
+        levels = None if params.n_levels is None else errors.levels
+        own = ClassErrors(errors.probabilities, errors.interval, weights_error, levels)
+        params = replace(params, errors=own, gaussians_error=errors.gaussians)
+        state = replace(state, params=params)
+        if not errors.is_identified:
+            state = state.with_warning(
+                "the rows do not determine all parameters of the components; those have no "
+                "standard errors. Choose fewer {components}"
+            )
+        return self._add_likelihood(state, statistics)
 
     def _choose_error_form(self, state: FitState) -> ErrorForm:
         if state.auxiliary["has_sampling_weights"]:
@@ -624,22 +548,20 @@ class BernoulliMixture(Mixture):
         Without `smoothing`, the prior, that is.
         """
         params = state.params
-        if params.means is not None or params.coefficients is not None:
+        if params.gaussians is not None or params.regression is not None:
             return None
-        n_levels = params.n_levels
-        if n_levels is None:
-            n_levels = np.full(params.probabilities.shape[1], 2)
-        n_groups = 1 if params.segments is None else len(params.segments)
+        n_groups = 1 if params.groups is None else len(params.groups.segments)
+        n_levels = params.planes_per_feature + 1
         found = count_determined_parameters(n_levels, len(params.weights), n_groups)
         return self.count_mixture_parameters(params), found
 
     def count_mixture_parameters(self, params: BernoulliMixtureParams) -> int:
         """Count the free probabilities, and the free weights of each group or coefficients."""
         n_free = len(params.weights) - 1
-        n_measured = params.probabilities.size + 2 * params.gaussians.means.size
-        if params.coefficients is not None:
-            return n_measured + n_free * (1 + len(params.coefficients))
-        n_groups = 1 if params.segments is None else len(params.segments)
+        n_measured = params.probabilities.size + 2 * len(params.weights) * params.n_numbers
+        if params.regression is not None:
+            return n_measured + n_free * (1 + len(params.regression.coefficients))
+        n_groups = 1 if params.groups is None else len(params.groups.segments)
         return n_measured + n_free * n_groups
 
     def transform(
@@ -684,9 +606,10 @@ class BernoulliMixture(Mixture):
         components = self._draw_components(params, n_samples, rng, segments)
         uniform = rng.random((n_samples, params.probabilities.shape[1]))
         bits = (uniform < params.continuation[components]).astype(np.uint8)
-        means, deviations = params.gaussians
-        noise = rng.standard_normal((n_samples, means.shape[1]))
-        numbers = means[components] + deviations[components] * noise
+        numbers = rng.standard_normal((n_samples, params.n_numbers))
+        if params.gaussians is not None:
+            numbers *= params.gaussians.deviations[components]
+            numbers += params.gaussians.means[components]
         return draw_levels(bits, params.n_levels), numbers
 
     def _draw_components(
@@ -696,7 +619,7 @@ class BernoulliMixture(Mixture):
         rng: np.random.Generator,
         segments: NDArray[np.int64] | None,
     ) -> NDArray[np.int64]:
-        if params.segments is None:
+        if params.groups is None:
             return rng.choice(len(params.weights), n_samples, p=params.weights)
         if segments is None:
             segments = draw_segments(params, n_samples, rng)
@@ -724,6 +647,8 @@ class BernoulliMixture(Mixture):
         segments: NDArray[np.int64] | None = None,
     ) -> Array:
         """Return Σ_k codes_k μ_k, (n_samples, n_continuous)."""
+        if params.gaussians is None:
+            return np.empty((len(codes), 0))
         numbers: Array = codes @ params.gaussians.means
         return numbers
 
@@ -735,42 +660,15 @@ class BernoulliMixture(Mixture):
         segments: NDArray[np.int64] | None = None,
     ) -> Array:
         """Return Σ_k codes_k Φ((x − μ_k) / σ_k), (n_samples, n_continuous)."""
-        means, deviations = params.gaussians.means, params.gaussians.deviations
         probabilities = np.zeros(numbers.shape)
+        if params.gaussians is None:
+            return probabilities
+        means, deviations = params.gaussians.means, params.gaussians.deviations
         for k, weights in enumerate(codes["mean"].T):
             probabilities += weights[:, None] * scipy.special.ndtr(
                 (numbers - means[k]) / deviations[k]
             )
         return probabilities
-
-
-def sum_rows(
-    params: BernoulliMixtureParams,
-    block: BinaryBlock,
-    log_weights: Array,
-    posterior: Array | None = None,
-) -> tuple[float, dict[str, NDArray[Any]]]:
-    """Return the log-likelihood of a block and the sums of the M-step, by name, given log π.
-
-    `posterior`, (n_samples, n_components), is filled with P(k | x) times the weight of the row.
-    """
-    terms = params.compute_terms(block, log_weights)
-    if params.means is not None and posterior is None:
-        posterior = np.empty((block.n_samples, len(params.weights)))
-    words = (block.words, block.observed_words, block.n_samples)
-    sums = sum_mixture_statistics(*words, terms, block.row_weights, posterior)
-    values = {"mass": sums.mass, "ones": sums.ones, "missing": sums.missing}
-    if params.means is not None:
-        assert block.numbers is not None
-        assert posterior is not None
-        values |= sum_gaussian_statistics(block.numbers, params.gaussians, posterior)
-    return sums.log_likelihood, values
-
-
-def _get_overall(auxiliary: Arrays) -> dict[str, Any]:
-    """Return mean and standard deviation of continuous features, if there are any."""
-    names = ("overall_means", "overall_deviations")
-    return {name: auxiliary[name] for name in names if name in auxiliary}
 
 
 def _prepare_rows(

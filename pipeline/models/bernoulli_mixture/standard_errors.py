@@ -22,9 +22,12 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.executors.cancellation import check_cancelled
-from pipeline.models.bernoulli_mixture.gaussians import Gaussians
+from pipeline.models.bernoulli_mixture.gaussians import (
+    GaussianErrors,
+    Gaussians,
+    find_bounded,
+)
 from pipeline.models.bernoulli_mixture.levels import compute_level_errors
-from pipeline.models.state import FitState
 from pipeline.numerics.information import invert_information
 
 Array = NDArray[np.float64]
@@ -33,7 +36,6 @@ ErrorForm = Literal["louis", "crossproduct", "sandwich"]
 
 _BATCH_ENTRIES = 2**20
 _MIN_INFORMATION = 0.01  # of log-odds in rows
-_TWO_SIDED = float(scipy.special.ndtri(0.975))
 
 
 class MixtureRows(NamedTuple):
@@ -68,43 +70,21 @@ class MixtureErrors(NamedTuple):
     Shapes: `probabilities` (n_components, n_features), `interval` (2, n_components, n_features).
     `coefficients` is the covariance of β relative to the last component, (n_components,
     n_predictors, n_components, n_predictors). `levels` are the errors of the probabilities of
-    levels, (n_components, n_levels in all), if a feature has more than two. `gaussians` are the
-    errors of means and standard deviations. All of them are NaN for parameters that the rows do not
+    levels, (n_components, n_levels in all). `gaussians` are the errors of means and standard
+    deviations; None without any. All of them are NaN for parameters that the rows do not
     determine; without any, `is_identified` is true.
     """
 
     probabilities: Array
     interval: Array
+    levels: Array
     coefficients: Array
-    gaussians: Gaussians
+    gaussians: GaussianErrors | None
     is_identified: bool
-    levels: Array | None = None
-
-
-def name_feature_errors(errors: MixtureErrors) -> dict[str, Array | None]:
-    """Return the errors of probabilities, means and deviations by the names of the parameters."""
-    has_numbers = errors.gaussians.means.size > 0
-    return {
-        "means_error": errors.gaussians.means if has_numbers else None,
-        "deviations_error": errors.gaussians.deviations if has_numbers else None,
-        "probabilities_error": errors.probabilities,
-        "probabilities_interval": errors.interval,
-        "level_probabilities_error": errors.levels,
-    }
-
-
-def warn_about_errors(state: FitState, errors: MixtureErrors) -> FitState:
-    """Return the state with a warning if the rows do not determine all parameters."""
-    if errors.is_identified:
-        return state
-    return state.with_warning(
-        "the rows do not determine all parameters of the components; those have no standard "
-        "errors. Choose fewer {components}"
-    )
 
 
 def sum_mixture_information(
-    rows: MixtureRows, probabilities: Array, gaussians: Gaussians
+    rows: MixtureRows, probabilities: Array, gaussians: Gaussians | None
 ) -> dict[str, Array]:
     """Compute the sums of the information over rows times their weights.
 
@@ -117,7 +97,7 @@ def sum_mixture_information(
         width).
     """
     n_components = len(probabilities)
-    n_scores = probabilities.shape[1] + 2 * gaussians.means.shape[1]
+    n_scores = probabilities.shape[1] + 2 * _count_numbers(gaussians)
     width = n_scores + rows.predictors.shape[1]
     values = np.zeros((n_components, n_scores))
     spread = np.zeros((n_components, width, width))
@@ -132,10 +112,10 @@ def sum_mixture_information(
 
 
 def iter_mixture_scores(
-    rows: MixtureRows, probabilities: Array, gaussians: Gaussians
+    rows: MixtureRows, probabilities: Array, gaussians: Gaussians | None
 ) -> Iterator[tuple[slice, Array]]:
     """Yield ranges of rows, and their scores times their weights, (n_rows, p)."""
-    n_scores = probabilities.shape[1] + 2 * gaussians.means.shape[1]
+    n_scores = probabilities.shape[1] + 2 * _count_numbers(gaussians)
     for batch, mask, v, r in _iter_score_vectors(rows, probabilities, gaussians):
         scores = v * r[:, :, None]
         expected = rows.class_weights[batch].T[:, :, None] * rows.predictors[batch]
@@ -145,14 +125,14 @@ def iter_mixture_scores(
 
 
 def _iter_score_vectors(
-    rows: MixtureRows, probabilities: Array, gaussians: Gaussians
+    rows: MixtureRows, probabilities: Array, gaussians: Gaussians | None
 ) -> Iterator[tuple[slice, Array, Array, Array]]:
     """Yield rows, their mask, v, (n_components, n_rows, width), and r, (n_components, n_rows).
 
     The mask has a column for each score of a feature, (n_rows, n_scores).
     """
     n_components, n_features = probabilities.shape
-    n_numbers = gaussians.means.shape[1]
+    n_numbers = _count_numbers(gaussians)
     n_scores = n_features + 2 * n_numbers
     width = n_scores + rows.predictors.shape[1]
     height = max(1, _BATCH_ENTRIES // (n_components * width))
@@ -164,7 +144,7 @@ def _iter_score_vectors(
         v = np.empty((n_components, len(mask), width))
         v[:, :, :n_features] = mask * (X - probabilities[:, None])
         v[:, :, n_scores:] = rows.predictors[batch]
-        if n_numbers:
+        if gaussians is not None:
             numbers = rows.numbers[batch].astype(np.float64)
             is_observed = ~np.isnan(numbers)
             numbers = np.where(is_observed, numbers, 0.0)
@@ -175,15 +155,19 @@ def _iter_score_vectors(
         yield batch, mask, v, rows.posterior[batch].T
 
 
+def _count_numbers(gaussians: Gaussians | None) -> int:
+    """Return the number of continuous features."""
+    return 0 if gaussians is None else gaussians.means.shape[1]
+
+
 def compute_mixture_errors(
     probabilities: Array,
-    gaussians: Gaussians,
-    is_bounded: NDArray[np.bool_],
+    gaussians: Gaussians | None,
     curvature: Array,
     sums: Mapping[str, NDArray[Any]],
     pseudo_counts: Array,
     form: ErrorForm,
-    n_levels: NDArray[np.int64] | None = None,
+    n_levels: NDArray[np.int64],
 ) -> MixtureErrors:
     """Invert the information.
 
@@ -192,8 +176,8 @@ def compute_mixture_errors(
     probabilities
         p, (n_components, n_features); with several levels, the continuation probabilities of
         planes, see `levels.py`.
-    gaussians, is_bounded
-        μ and σ, and which σ are at their lower bound, (n_components, n_continuous) each.
+    gaussians
+        Continuous features; None without any.
     curvature
         Information about β if the classes were known, with that of the prior, (n_components,
         n_predictors, n_components, n_predictors).
@@ -207,14 +191,14 @@ def compute_mixture_errors(
         Whether the covariance of the estimates is the inverse of the observed information
         (`louis`) or of the products of scores (`crossproduct`), or the sandwich of both.
     n_levels
-        Number of levels of each feature; None if all have two.
+        Number of levels of each feature, 2 of a binary one.
     """
     n_components, n_features = probabilities.shape
-    n_predictors, n_numbers = curvature.shape[1], gaussians.means.shape[1]
+    n_predictors, n_numbers = curvature.shape[1], _count_numbers(gaussians)
     n_scores = n_features + 2 * n_numbers
     width = n_scores + n_predictors
     variances = probabilities * (1 - probabilities)
-    ones = np.ones(gaussians.means.shape)
+    ones = np.ones((n_components, n_numbers))
     diagonal = np.zeros((n_components, width))
     diagonal[:, :n_scores] = sums["values"] + pseudo_counts
     diagonal[:, :n_scores] *= np.hstack([variances, ones, 2 * ones])
@@ -224,7 +208,8 @@ def compute_mixture_errors(
     block = np.ix_(places.ravel(), places.ravel())
     information[block] += curvature.reshape(places.size, places.size)
     is_fixed = np.zeros((n_components, width), np.bool_)
-    is_fixed[:, n_features + n_numbers : n_scores] = is_bounded
+    if gaussians is not None:
+        is_fixed[:, n_features + n_numbers : n_scores] = find_bounded(gaussians)
     if form == "crossproduct":
         information = sums["score_products"]
         # Scores of log-odds at the boundary are 0 but for rounding.
@@ -241,32 +226,23 @@ def compute_mixture_errors(
     unknown = unidentified | is_fixed
     without_error = np.flatnonzero(unidentified)
     is_identified = not without_error.size
-    by_number = np.where(unknown, np.nan, errors)[:, n_features:n_scores]
-    own_errors = by_number.reshape(n_components, 2, n_numbers) * gaussians.deviations[:, None]
-    numbers = Gaussians(own_errors[:, 0], own_errors[:, 1])
-    log_odds, unknown = errors[:, :n_features], unknown[:, :n_features]
+    numbers = None
+    if gaussians is not None:
+        by_number = np.where(unknown, np.nan, errors)[:, n_features:n_scores]
+        own_errors = by_number.reshape(n_components, 2, n_numbers) * gaussians.deviations[:, None]
+        numbers = GaussianErrors(own_errors[:, 0], own_errors[:, 1])
     own_covariance = covariance.copy()
     own_covariance[without_error], own_covariance[:, without_error] = np.nan, np.nan
     coefficients = own_covariance[block].reshape(curvature.shape)
-    if n_levels is not None:
-        by_component = covariance.reshape(n_components, width, n_components, width)
-        own = np.stack([by_component[k, :n_features, k, :n_features] for k in range(n_components)])
-        found = compute_level_errors(probabilities, own, unknown, n_levels)
-        return MixtureErrors(
-            found.cumulative,
-            found.interval,
-            coefficients,
-            numbers,
-            is_identified,
-            found.levels,
-        )
-    half_width = _TWO_SIDED * np.where(unknown, np.inf, log_odds)
-    centre = scipy.special.logit(probabilities)
-    interval = scipy.special.expit(np.stack([centre - half_width, centre + half_width]))
-    return MixtureErrors(
-        np.where(unknown, np.nan, variances * log_odds),
-        interval,
-        coefficients,
-        numbers,
-        is_identified,
-    )
+    by_component = covariance.reshape(n_components, width, n_components, width)
+    own = np.stack([by_component[k, :n_features, k, :n_features] for k in range(n_components)])
+    found = compute_level_errors(probabilities, own, unknown[:, :n_features], n_levels)
+    return MixtureErrors(*found, coefficients, numbers, is_identified)
+
+
+def propagate_errors(gradients: Array, covariance: Array) -> Array:
+    """Return standard errors, (...), given gradients (..., n_components, n_predictors)."""
+    products = np.tensordot(gradients, covariance, axes=2)
+    variances = (products * gradients).sum(axis=(-2, -1))
+    errors: Array = np.sqrt(np.maximum(variances, 0.0))
+    return errors

@@ -40,7 +40,8 @@ from pipeline.evaluation.evaluate import (
 )
 from pipeline.executors.base import SerialExecutor, ThreadsExecutor
 from pipeline.fitting.loop import fit_model
-from pipeline.models.bernoulli_mixture.model import BernoulliMixture, BernoulliMixtureParams
+from pipeline.models.bernoulli_mixture.model import BernoulliMixture
+from pipeline.models.bernoulli_mixture.params import BernoulliMixtureParams
 from pipeline.models.capabilities import LogLikelihood
 from pipeline.numerics.metrics import reconstruction_losses
 from pipeline.params import array_field

@@ -14,7 +14,13 @@ import latentbits as lb
 from pipeline.data.features import Feature, make_binary_features
 from pipeline.errors import FitError
 from pipeline.inference.query import QueryAnswer, answer_query, make_query
-from pipeline.models.bernoulli_mixture.model import BernoulliMixture, BernoulliMixtureParams
+from pipeline.models.bernoulli_mixture.gaussians import Gaussians
+from pipeline.models.bernoulli_mixture.model import BernoulliMixture
+from pipeline.models.bernoulli_mixture.params import (
+    BernoulliMixtureParams,
+    ClassRegression,
+    GroupWeights,
+)
 from pipeline.models.capabilities import LogLikelihood
 from pipeline.models.clipped_pca.model import ClippedPCA
 from pipeline.models.noisy_or.estimation import NoisyOrParams
@@ -80,9 +86,7 @@ def test_segments_are_mixed_by_their_rows(params: BernoulliMixtureParams) -> Non
     rows = np.array([300, 100])
     grouped = replace(
         params,
-        segments=np.array([0, 1]),
-        segment_rows=rows,
-        group_class_weights=weights,
+        groups=GroupWeights(np.array([0, 1]), rows, weights),
         weights=rows / 400 @ weights,
     )
     known, on = ALL_ROWS[:, 2] == 1, ALL_ROWS[:, 4] == 1
@@ -148,10 +152,12 @@ def test_measurements_are_evidence_by_their_density() -> None:
         at_least,
         np.array([0.4, 0.6]),
         n_levels=np.array([2, 1, 3]),
-        means=np.array([[30.0], [50.0]]),
-        deviations=np.array([[5.0], [10.0]]),
-        overall_means=np.array([42.0]),
-        overall_deviations=np.array([12.0]),
+        gaussians=Gaussians(
+            np.array([[30.0], [50.0]]),
+            np.array([[5.0], [10.0]]),
+            np.array([42.0]),
+            np.array([12.0]),
+        ),
     )
     answer = query(BernoulliMixture(), params, {"age": "37.5"}, ["b", "a"], features=features)
     density = params.weights * norm.pdf(37.5, [30, 50], [5, 10])
@@ -217,8 +223,9 @@ def test_models_without_an_accurate_likelihood_are_refused(
 
 
 def test_covariates_are_refused(params: BernoulliMixtureParams) -> None:
+    regression = ClassRegression(np.zeros(3), np.zeros((1, 3)), np.zeros(1))
     with pytest.raises(FitError, match=r"^The fit has covariates, so its probabilities differ"):
-        query(BernoulliMixture(), replace(params, covariate_center=np.zeros(1)), {}, ["f4"])
+        query(BernoulliMixture(), replace(params, regression=regression), {}, ["f4"])
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,10 @@ from pipeline.models.bernoulli_mixture.e_step import (
     sum_mixture_statistics,
 )
 from pipeline.models.bernoulli_mixture.levels import count_determined_parameters
-from pipeline.models.bernoulli_mixture.model import BernoulliMixture, BernoulliMixtureParams
+from pipeline.models.bernoulli_mixture.model import BernoulliMixture
+from pipeline.models.bernoulli_mixture.params import BernoulliMixtureParams
 from pipeline.models.state import FitState
+from pipeline.params import get_array
 from pipeline.random import RowRandom
 from tests.support.data import find_reference
 from tests.support.strategies import DenseData, make_memory_rows, tables
@@ -304,9 +306,10 @@ def test_errors_are_those_of_the_hessian(masked: bool) -> None:
     found = model.finish_information_pass(state, sums).params
     deviations = np.sqrt(np.diag(covariance))
     expected = (P * (1 - P)) * deviations[:10].reshape(2, 5)
-    np.testing.assert_allclose(found.probabilities_error, expected, rtol=1e-4)
-    np.testing.assert_allclose(found.weights_error, weights.prod() * deviations[10], rtol=1e-4)
-    low, high = logit(found.probabilities_interval)
+    errors, weights_error = found.errors, weights.prod() * deviations[10]
+    np.testing.assert_allclose(errors.probabilities_error, expected, rtol=1e-4)
+    np.testing.assert_allclose(errors.weights_error, weights_error, rtol=1e-4)
+    low, high = logit(errors.probabilities_interval)
     np.testing.assert_allclose((high - low).ravel() / 2, 1.959964 * deviations[:10], rtol=1e-4)
 
 
@@ -327,9 +330,9 @@ def test_frequencies_of_patterns_give_the_latent_classes_of_polca() -> None:
     np.testing.assert_allclose(by_pattern.params.weights, [0.5012124, 0.4987876], atol=1e-4)
     share = find_reference("10_latent_classes/carcinoma_K2_se_two_ways.csv").read_text()
     expected = float(share.splitlines()[1].split(",")[5])  # from the Hessian
-    assert by_pattern.params.weights_error[0] == pytest.approx(expected, rel=0.01)
+    assert by_pattern.params.errors.weights_error[0] == pytest.approx(expected, rel=0.01)
     for name in ("weights", "probabilities", "weights_error", "probabilities_error"):
-        found, same = (getattr(state.params, name) for state in (by_pattern, by_row))
+        found, same = (get_array(state.params, name) for state in (by_pattern, by_row))
         np.testing.assert_allclose(found, same, rtol=1e-6, atol=1e-9, err_msg=name)
 
 
@@ -347,9 +350,9 @@ def test_both_forms_of_errors_are_those_of_polca(errors: Literal["louis"], colum
         k = int(line["class"]) - 1
         for params in (patterns.params, rows.params):
             if line["kind"] == "share":
-                found = params.weights_error[k]
+                found = params.errors.weights_error[k]
             else:
-                found = params.probabilities_error[k, "ABCDEFG".index(line["variable"])]
+                found = params.errors.probabilities_error[k, "ABCDEFG".index(line["variable"])]
             assert found == pytest.approx(float(line[column]), rel=0.01), line
 
 
@@ -366,7 +369,7 @@ def test_a_fit_with_weights_of_1_is_one_without_weights(kind: WeightKind, masked
     weighted = fit_model(model, make_memory_rows(ones, kind=kind), SERIAL)
     assert weighted.history == plain.history
     for name in ("weights", "probabilities", "weights_error", "probabilities_error"):
-        found, same = (getattr(state.params, name) for state in (weighted, plain))
+        found, same = (get_array(state.params, name) for state in (weighted, plain))
         is_equal = np.array_equal(found, same)
         assert is_equal == (kind == "frequency" or "error" not in name), name
 
@@ -425,9 +428,9 @@ def test_errors_with_sampling_weights_are_those_of_the_sandwich(n_clusters: int 
     deviations = np.sqrt(np.diag(inverse @ meat @ inverse))
     p = params.probabilities
     expected = (p * (1 - p)) * deviations[:8].reshape(2, 4)
-    np.testing.assert_allclose(params.probabilities_error, expected, rtol=1e-3)
+    np.testing.assert_allclose(params.errors.probabilities_error, expected, rtol=1e-3)
     np.testing.assert_allclose(
-        params.weights_error, params.weights.prod() * deviations[8], rtol=1e-3
+        params.errors.weights_error, params.weights.prod() * deviations[8], rtol=1e-3
     )
 
 
@@ -450,9 +453,9 @@ def test_components_that_the_cells_do_not_determine_have_no_errors(
     X = (rng.random((500, 1)) + rng.random((500, n_features)) > 1).astype(np.uint8)
     fitted = lb.fit(X, "bernoulli-mixture", components=n_components)
     assert any("not identified" in warning for warning in fitted.warnings)
-    assert np.isnan(fitted.params.probabilities_error).all()
-    assert np.isnan(fitted.params.weights_error).all()
-    assert (fitted.params.probabilities_interval == np.array([0, 1])[:, None, None]).all()
+    assert np.isnan(fitted.params.errors.probabilities_error).all()
+    assert np.isnan(fitted.params.errors.weights_error).all()
+    assert (fitted.params.errors.probabilities_interval == np.array([0, 1])[:, None, None]).all()
 
 
 def test_cells_determine_enough_components() -> None:

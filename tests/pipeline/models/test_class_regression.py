@@ -14,6 +14,7 @@ import latentbits as lb
 from pipeline.errors import FitError
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture
 from pipeline.models.structure import Structure
+from pipeline.params import get_array, get_named_arrays
 
 Floats = NDArray[np.float64]
 P = np.array([[0.2, 0.7, 0.4, 0.8, 0.15], [0.8, 0.25, 0.6, 0.1, 0.7]])
@@ -80,7 +81,7 @@ def differentiate_twice(function: Any, at: Floats, steps: Floats) -> Floats:
 
 
 def free_parameters(params: Any) -> Floats:
-    own = (params.intercepts[1:], params.coefficients[:, 1])
+    own = (params.regression.intercepts[1:], params.regression.coefficients[:, 1])
     return np.concatenate([logit(params.probabilities).ravel(), *own])
 
 
@@ -93,10 +94,12 @@ def check_errors(params: Any, covariance: Floats) -> None:
     p = params.probabilities
     deviations = np.sqrt(np.diag(covariance))
     expected = (p * (1 - p)) * deviations[:10].reshape(2, 5)
-    np.testing.assert_allclose(params.probabilities_error, expected, rtol=2e-3)
-    np.testing.assert_allclose(params.intercepts_error, [0, deviations[10]], rtol=2e-3)
-    np.testing.assert_allclose(params.coefficients_error[:, 1], deviations[11:], rtol=2e-3)
-    assert (params.coefficients_error[:, 0] == 0).all()
+    np.testing.assert_allclose(params.errors.probabilities_error, expected, rtol=2e-3)
+    np.testing.assert_allclose(params.regression.intercepts_error, [0, deviations[10]], rtol=2e-3)
+    np.testing.assert_allclose(
+        params.regression.coefficients_error[:, 1], deviations[11:], rtol=2e-3
+    )
+    assert (params.regression.coefficients_error[:, 0] == 0).all()
 
 
 def test_estimates_and_errors_are_those_of_the_likelihood() -> None:
@@ -131,7 +134,7 @@ def test_estimates_and_errors_are_those_of_the_likelihood() -> None:
     )
     covariance = np.linalg.inv(-differentiate_twice(log_posterior, at, steps))
     error = np.sqrt(gradient @ covariance @ gradient)
-    np.testing.assert_allclose(params.weights_error, error, rtol=2e-3)
+    np.testing.assert_allclose(params.errors.weights_error, error, rtol=2e-3)
 
 
 @pytest.mark.parametrize("psu", [None, "unit"])
@@ -161,8 +164,8 @@ def test_frequencies_are_repeated_rows() -> None:
     data = draw_survey(400)
     repeated = data.take_rows(np.repeat(np.arange(400), data.columns["times"]))
     by_pattern, by_row = data.fit(weight="times"), repeated.fit()
-    for name in vars(by_row.params):
-        found, expected = (getattr(fitted.params, name) for fitted in (by_pattern, by_row))
+    for name in get_named_arrays(by_row.params):
+        found, expected = (get_array(fitted.params, name) for fitted in (by_pattern, by_row))
         if expected is not None:
             np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7, err_msg=name)
 
@@ -177,26 +180,31 @@ def test_a_covariate_of_groups_gives_the_shares_of_groups() -> None:
     params = regression.params
     for name, shares, errors in zip(
         grouped.segment_names,
-        grouped.params.group_class_weights,
-        grouped.params.group_class_weights_error,
+        grouped.params.groups.group_class_weights,
+        grouped.params.groups.group_class_weights_error,
         strict=True,
     ):
-        odds = params.intercepts.copy()
+        odds = params.regression.intercepts.copy()
         if name != "blue":
-            odds += params.coefficients[["green", "red"].index(name)]
+            odds += params.regression.coefficients[["green", "red"].index(name)]
         np.testing.assert_allclose(softmax(odds), shares, atol=1e-4)
         if name == "blue":
             slope = shares.prod()
-            np.testing.assert_allclose(slope * params.intercepts_error[1], errors, rtol=1e-3)
+            np.testing.assert_allclose(
+                slope * params.regression.intercepts_error[1], errors, rtol=1e-3
+            )
 
 
 def test_rows_have_the_class_weights_of_their_covariates() -> None:
     data = draw_survey()
     fitted = data.fit()
-    p, odds = fitted.params.probabilities, data.predictors[:, 1:] @ fitted.params.coefficients
+    p, odds = (
+        fitted.params.probabilities,
+        data.predictors[:, 1:] @ fitted.params.regression.coefficients,
+    )
     each = data.X[:, None] * np.log(p) + (1 - data.X[:, None]) * np.log1p(-p)
     joint = (data.mask[:, None] * each).sum(axis=2)
-    joint += log_softmax(fitted.params.intercepts + odds, axis=1)
+    joint += log_softmax(fitted.params.regression.intercepts + odds, axis=1)
     values = np.where(data.mask == 1, data.X, np.nan)
     rows = lb.from_numpy(values, keep=data.columns)
     codes = lb.transform(fitted, rows)["mean"]
@@ -209,7 +217,7 @@ def test_held_out_rows_choose_the_number_of_components() -> None:
     fitted = draw_survey(2000).fit(components="auto", max_iter=60, tol=1e-6)
     n_components = len(fitted.params.weights)
     assert n_components > 1
-    assert fitted.params.coefficients.shape == (3, n_components)
+    assert fitted.params.regression.coefficients.shape == (3, n_components)
 
 
 def test_groups_and_covariates_exclude_each_other() -> None:
@@ -250,6 +258,6 @@ def test_a_huge_covariate_leaves_coefficients_alone(value: float, bit: float) ->
         )
         for rows in (table, table[1:])
     ]
-    fitted, expected = (fit.params.coefficients for fit in fits)
+    fitted, expected = (fit.params.regression.coefficients for fit in fits)
     np.testing.assert_allclose(fitted, expected, rtol=0.01)
     assert any("row 1 (z is" in warning for warning in fits[0].warnings)

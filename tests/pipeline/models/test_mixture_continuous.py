@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,9 +19,11 @@ from pipeline.data.features import Feature, split_values
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor, SerialExecutor, ThreadsExecutor
 from pipeline.fitting.loop import fit_model
-from pipeline.models.bernoulli_mixture.model import BernoulliMixture, BernoulliMixtureParams
+from pipeline.models.bernoulli_mixture.model import BernoulliMixture
+from pipeline.models.bernoulli_mixture.params import BernoulliMixtureParams
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
+from pipeline.params import get_array, replace_arrays
 from pipeline.random import RowRandom
 
 Floats = NDArray[np.float64]
@@ -86,7 +87,7 @@ def enumerate_kinds(params: BernoulliMixtureParams, X: Floats, log_weights: Floa
             else:
                 place = int(IS_CONTINUOUS[:i].sum())
                 own = scipy.stats.norm.logpdf(
-                    x, params.means[k, place], params.deviations[k, place]
+                    x, params.gaussians.means[k, place], params.gaussians.deviations[k, place]
                 )
             scores[:, k] += np.where(np.isnan(x), 0.0, own)
     return scores
@@ -108,8 +109,8 @@ def test_densities_are_sums_over_kinds() -> None:
     state = fit(make_rows(X), n_components=2)
     check_densities(state.params, X)
     assert state.diagnostics["rows_without_values"] == 1
-    assert_allclose(state.params.means[:, 0], [0, 3], atol=0.3)
-    assert_allclose(state.params.deviations[:, 1], [10, 12], atol=2)
+    assert_allclose(state.params.gaussians.means[:, 0], [0, 3], atol=0.3)
+    assert_allclose(state.params.gaussians.deviations[:, 1], [10, 12], atol=2)
     assert_array_equal(state.params.n_levels, [1, 2, 3, 1, 2, 1])
     codes = BernoulliMixture().transform(state.params, make_block(X), RowRandom(0))["mean"]
     assert (codes.argmax(axis=1) == z).mean() > 0.95
@@ -132,7 +133,7 @@ def test_missing_values_of_all_kinds_are_imputed() -> None:
         if n_levels:
             own = params.level_probabilities[:, firsts[i] : firsts[i + 1]] @ np.arange(n_levels)
         else:
-            own = params.means[:, int(IS_CONTINUOUS[:i].sum())]
+            own = params.gaussians.means[:, int(IS_CONTINUOUS[:i].sum())]
         expected[is_missing, i] = shares[is_missing] @ own
     codes = lb.transform(fitted, data, impute="expected-levels", reconstruct="expected-levels")
     assert_allclose(codes["imputed_expected_levels"], expected, rtol=1e-9)
@@ -159,8 +160,8 @@ def test_continuous_features_agree_with_gaussian_mixtures() -> None:
     assert nats.mean() == pytest.approx(expected.score(own), abs=1e-4)
     order = np.argsort(-expected.weights_)
     assert_allclose(params.weights, expected.weights_[order], atol=1e-4)
-    assert_allclose(params.means, expected.means_[order], atol=1e-3)
-    assert_allclose(params.deviations, np.sqrt(expected.covariances_[order]), atol=1e-3)
+    assert_allclose(params.gaussians.means, expected.means_[order], atol=1e-3)
+    assert_allclose(params.gaussians.deviations, np.sqrt(expected.covariances_[order]), atol=1e-3)
 
 
 def test_a_large_mean_and_the_unit_do_not_matter() -> None:
@@ -171,8 +172,10 @@ def test_a_large_mean_and_the_unit_do_not_matter() -> None:
     X[:, 0] += 1e6
     X[:, 3] *= 2.0**-20
     far = fit(make_rows(X), n_components=2, tol=1e-9).params
-    assert_allclose(far.means[:, 0] - 1e6, near.means[:, 0], atol=1e-7)
-    assert_allclose(far.deviations * [1, 2.0**20, 1], near.deviations, rtol=1e-7)
+    assert_allclose(far.gaussians.means[:, 0] - 1e6, near.gaussians.means[:, 0], atol=1e-7)
+    assert_allclose(
+        far.gaussians.deviations * [1, 2.0**20, 1], near.gaussians.deviations, rtol=1e-7
+    )
     assert_allclose(far.probabilities, near.probabilities, atol=1e-7)
     check_densities(far, X)
 
@@ -184,7 +187,7 @@ def test_frequencies_are_repeated_rows() -> None:
     weighted = fit(make_rows(X, weights=weights), **settings).params
     repeated = fit(make_rows(np.repeat(X, weights, axis=0)), **settings).params
     for name in ("means", "deviations", "means_error", "deviations_error", "probabilities"):
-        assert_allclose(getattr(weighted, name), getattr(repeated, name), rtol=1e-6)
+        assert_allclose(get_array(weighted, name), get_array(repeated, name), rtol=1e-6)
 
 
 def test_results_do_not_depend_on_the_executor() -> None:
@@ -192,7 +195,7 @@ def test_results_do_not_depend_on_the_executor() -> None:
     serial = fit(rows, n_components=3).params
     threads = fit(rows, ThreadsExecutor(2), n_components=3).params
     for name in ("weights", "means", "deviations", "means_error", "probabilities"):
-        assert_array_equal(getattr(threads, name), getattr(serial, name))
+        assert_array_equal(get_array(threads, name), get_array(serial, name))
 
 
 def test_standard_errors_are_those_of_the_curvature() -> None:
@@ -205,24 +208,26 @@ def test_standard_errors_are_those_of_the_curvature() -> None:
         q = scipy.special.expit(continuation.reshape(2, 4))
         levels = [[1 - q[:, 0], q[:, 0]], [1 - q[:, 1], q[:, 1] * (1 - q[:, 2]), q[:, 1] * q[:, 2]]]
         flat = [*levels[0], *levels[1], 1 - q[:, 3], q[:, 3]]
-        own = replace(
-            params,
-            means=means.reshape(2, 3),
-            deviations=deviations.reshape(2, 3),
-            level_probabilities=np.column_stack(flat),
-        )
+        arrays = {
+            "means": means.reshape(2, 3),
+            "deviations": deviations.reshape(2, 3),
+            "level_probabilities": np.column_stack(flat),
+        }
+        own = replace_arrays(params, arrays)
         log_weights = scipy.special.log_softmax([packed[0], 0.0])
         return float(scipy.special.logsumexp(enumerate_kinds(own, X, log_weights), axis=1).sum())
 
     center = np.concatenate(
         [
             [np.log(params.weights[0] / params.weights[1])],
-            params.means.ravel(),
-            params.deviations.ravel(),
+            params.gaussians.means.ravel(),
+            params.gaussians.deviations.ravel(),
             scipy.special.logit(params.continuation).ravel(),
         ]
     )
-    steps = 1e-3 * np.concatenate([[1], np.tile(params.deviations.ravel(), 2), np.ones(8)])
+    steps = 1e-3 * np.concatenate(
+        [[1], np.tile(params.gaussians.deviations.ravel(), 2), np.ones(8)]
+    )
     n, moves = len(center), np.diag(steps)
     hessian = np.empty((n, n))
     for i in range(n):
@@ -234,25 +239,31 @@ def test_standard_errors_are_those_of_the_curvature() -> None:
             ]
             hessian[i, j] = hessian[j, i] = sum(both) / (4 * steps[i] * steps[j])
     errors = np.sqrt(np.diag(np.linalg.inv(-hessian)))
-    assert_allclose(params.means_error.ravel(), errors[1:7], rtol=1e-3)
-    assert_allclose(params.deviations_error.ravel(), errors[7:13], rtol=1e-3)
-    assert params.weights_error[0] == pytest.approx(errors[0] * params.weights.prod(), rel=1e-3)
+    assert_allclose(params.gaussians_error.means.ravel(), errors[1:7], rtol=1e-3)
+    assert_allclose(params.gaussians_error.deviations.ravel(), errors[7:13], rtol=1e-3)
+    assert params.errors.weights_error[0] == pytest.approx(
+        errors[0] * params.weights.prod(), rel=1e-3
+    )
 
 
 def test_samples_have_the_moments_of_the_kinds() -> None:
     params = fit(make_rows(draw(500)[0]), n_components=2).params
     model = BernoulliMixture().with_structure(Structure(features=FEATURES))
     bits, numbers = model.sample_numbers(params, 40_000, np.random.default_rng(0))
-    means = params.weights @ params.means
-    variances = params.weights @ (params.deviations**2 + params.means**2) - means**2
+    means = params.weights @ params.gaussians.means
+    variances = (
+        params.weights @ (params.gaussians.deviations**2 + params.gaussians.means**2) - means**2
+    )
     assert_allclose(numbers.mean(axis=0), means, atol=4 * np.sqrt(variances.max() / 40_000))
     assert_allclose(numbers.std(axis=0), np.sqrt(variances), rtol=0.02)
     assert_allclose(bits.mean(axis=0), params.weights @ params.probabilities, atol=0.015)
     # Bits and numbers are of the same kinds.
-    product = params.weights @ (params.probabilities[:, :1] * params.means)
+    product = params.weights @ (params.probabilities[:, :1] * params.gaussians.means)
     assert_allclose((bits[:, :1] * numbers).mean(axis=0), product, rtol=0.05, atol=0.05)
     expected = model.reconstruct_numbers(params, np.array([[0.25, 0.75]]))
-    assert_allclose(expected[0], 0.25 * params.means[0] + 0.75 * params.means[1])
+    assert_allclose(
+        expected[0], 0.25 * params.gaussians.means[0] + 0.75 * params.gaussians.means[1]
+    )
 
 
 def test_equal_values_of_a_kind_are_reported() -> None:
@@ -263,12 +274,12 @@ def test_equal_values_of_a_kind_are_reported() -> None:
     assert "standard deviation" in warning.text
     assert warning.features == ("q3",)
     params = state.params
-    bound = 0.01 * params.overall_deviations[1]
-    assert params.deviations[:, 1].min() == pytest.approx(bound)
-    assert params.overall_deviations[1] == pytest.approx(X[:, 3].std())
-    k = params.deviations[:, 1].argmin()
-    assert np.isnan(params.deviations_error[k, 1])
-    assert np.isfinite(params.deviations_error).sum() == 5
+    bound = 0.01 * params.gaussians.overall_deviations[1]
+    assert params.gaussians.deviations[:, 1].min() == pytest.approx(bound)
+    assert params.gaussians.overall_deviations[1] == pytest.approx(X[:, 3].std())
+    k = params.gaussians.deviations[:, 1].argmin()
+    assert np.isnan(params.gaussians_error.deviations[k, 1])
+    assert np.isfinite(params.gaussians_error.deviations).sum() == 5
 
 
 def draw_two_clouds(seed: int, n_features: int) -> lb.Dataset:
@@ -291,7 +302,7 @@ def test_deviations_that_the_smoothing_determines_are_named() -> None:
     X, z = draw(300)
     X[z == 1, 3] = 7.0
     state = fit(make_rows(X), n_components=2, smoothing=0.1)
-    ratios = state.params.deviations / state.params.overall_deviations
+    ratios = state.params.gaussians.deviations / state.params.gaussians.overall_deviations
     assert 0.02 < ratios.min() < 0.06  # above the bound
     (warning,) = state.warnings
     assert "{smoothing}" in warning.text
@@ -348,14 +359,14 @@ def test_continuous_features_alone_have_a_gaussian_mixture() -> None:
         max_iter=2000,
         reg_covar=0,
         weights_init=params.weights,
-        means_init=params.means,
-        precisions_init=params.deviations**-2.0,
+        means_init=params.gaussians.means,
+        precisions_init=params.gaussians.deviations**-2.0,
     ).fit(X)
-    assert_allclose(params.means, other.means_, rtol=1e-4)
-    assert_allclose(params.deviations**2, other.covariances_, rtol=1e-4)
+    assert_allclose(params.gaussians.means, other.means_, rtol=1e-4)
+    assert_allclose(params.gaussians.deviations**2, other.covariances_, rtol=1e-4)
     assert_allclose(lb.transform(fitted, data)["mean"], other.predict_proba(X), atol=1e-4)
     assert fitted.manifest["objective"] == pytest.approx(other.score(X), abs=1e-6)
-    assert np.isfinite(params.means_error).all()
+    assert np.isfinite(params.gaussians_error.means).all()
 
 
 def test_groups_share_the_kinds(two_parties: Parties) -> None:
@@ -363,12 +374,12 @@ def test_groups_share_the_kinds(two_parties: Parties) -> None:
     fitted = fit_parties(group="party")
     params, names = fitted.params, fitted.manifest["segment_names"]
     groups = np.array([names.index("blue"), names.index("red")])[is_red.astype(int)]
-    log_weights = np.log(params.group_class_weights)[groups]
+    log_weights = np.log(params.groups.group_class_weights)[groups]
     nats = scipy.special.logsumexp(enumerate_kinds(params, X, log_weights), axis=1)
     found = fitted.manifest["diagnostics"]["fit_statistics"]["log_likelihood"]
     assert found == pytest.approx(nats.sum(), rel=1e-8)
-    assert abs(np.diff(params.group_class_weights[:, 0])[0]) > 0.3
-    assert np.isfinite(params.means_error).all()
+    assert abs(np.diff(params.groups.group_class_weights[:, 0])[0]) > 0.3
+    assert np.isfinite(params.gaussians_error.means).all()
 
 
 def test_covariates_of_groups_are_groups(
@@ -380,6 +391,6 @@ def test_covariates_of_groups_are_groups(
         fit_parties(covariates=["party"]).params,
     )
     for name in ("means", "deviations", "probabilities"):
-        assert_allclose(getattr(regression, name), getattr(grouped, name), rtol=1e-4)
+        assert_allclose(get_array(regression, name), get_array(grouped, name), rtol=1e-4)
         error = f"{name}_error"
-        assert_allclose(getattr(regression, error), getattr(grouped, error), rtol=1e-3)
+        assert_allclose(get_array(regression, error), get_array(grouped, error), rtol=1e-3)

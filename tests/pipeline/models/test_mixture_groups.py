@@ -17,7 +17,7 @@ from pipeline.fitting.loop import collect_first_statistics, fit_model, start_fit
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
-from pipeline.params import get_named_arrays
+from pipeline.params import get_array, get_named_arrays
 from pipeline.random import RowRandom
 from tests.support.strategies import DenseData, make_memory_rows
 
@@ -70,22 +70,24 @@ def differentiate_twice(function: Any, at: Floats) -> Floats:
 
 
 def free_parameters(params: Any) -> Floats:
-    ratios = np.log(params.group_class_weights[:, 0] / params.group_class_weights[:, 1])
+    ratios = np.log(
+        params.groups.group_class_weights[:, 0] / params.groups.group_class_weights[:, 1]
+    )
     return np.concatenate([logit(params.probabilities).ravel(), ratios])
 
 
 def check_errors(params: Any, covariance: Floats, group_sizes: Floats) -> None:
     """Compare standard errors with those of a covariance of `free_parameters`."""
-    p, weights = params.probabilities, params.group_class_weights
+    p, weights = params.probabilities, params.groups.group_class_weights
     deviations = np.sqrt(np.diag(covariance))
     expected = (p * (1 - p)) * deviations[:10].reshape(2, 5)
-    np.testing.assert_allclose(params.probabilities_error, expected, rtol=1e-3)
+    np.testing.assert_allclose(params.errors.probabilities_error, expected, rtol=1e-3)
     slopes = weights.prod(axis=1)
     by_group = np.tile((slopes * deviations[10:])[:, None], 2)
-    np.testing.assert_allclose(params.group_class_weights_error, by_group, rtol=1e-3)
+    np.testing.assert_allclose(params.groups.group_class_weights_error, by_group, rtol=1e-3)
     gradient = group_sizes / group_sizes.sum() * slopes
     mean = np.sqrt(gradient @ covariance[10:, 10:] @ gradient)
-    np.testing.assert_allclose(params.weights_error, mean, rtol=1e-3)
+    np.testing.assert_allclose(params.errors.weights_error, mean, rtol=1e-3)
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -114,9 +116,9 @@ def test_estimates_and_errors_are_those_of_the_likelihood(masked: bool) -> None:
     fit = state.diagnostics["fit_statistics"]
     assert fit["log_likelihood"] == pytest.approx(score_rows(at, data).sum(), abs=1e-8)
     assert fit["n_parameters"] == 13
-    assert params.segment_rows.tolist() == np.bincount(data.labels).tolist()
-    shares = params.segment_rows / 900
-    np.testing.assert_allclose(params.weights, shares @ params.group_class_weights)
+    assert params.groups.segment_rows.tolist() == np.bincount(data.labels).tolist()
+    shares = params.groups.segment_rows / 900
+    np.testing.assert_allclose(params.weights, shares @ params.groups.group_class_weights)
 
 
 @pytest.mark.parametrize("n_clusters", [None, 50])
@@ -150,7 +152,7 @@ def test_frequencies_are_repeated_rows() -> None:
     by_row = fit_groups(repeated)
     assert by_pattern.history == pytest.approx(by_row.history, rel=1e-9)
     for name, (_, expected) in get_named_arrays(by_row.params).items():
-        found = getattr(by_pattern.params, name)
+        found = get_array(by_pattern.params, name)
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9, err_msg=name)
     statistics = (state.diagnostics["fit_statistics"] for state in (by_pattern, by_row))
     np.testing.assert_allclose(*([*found.values()] for found in statistics), rtol=1e-9)
@@ -164,9 +166,9 @@ def test_a_single_group_changes_nothing() -> None:
     )
     grouped = fit_groups(data, 1)
     assert grouped.history == plain.history
-    np.testing.assert_allclose(grouped.params.group_class_weights[0], plain.params.weights)
+    np.testing.assert_allclose(grouped.params.groups.group_class_weights[0], plain.params.weights)
     for name in ("probabilities", "weights", "probabilities_error", "weights_error"):
-        found, expected = (getattr(state.params, name) for state in (grouped, plain))
+        found, expected = (get_array(state.params, name) for state in (grouped, plain))
         np.testing.assert_allclose(found, expected, rtol=1e-9, err_msg=name)
 
 
@@ -175,7 +177,7 @@ def test_rows_have_the_class_weights_of_their_group() -> None:
     data, model = draw_groups(), BernoulliMixture()
     params = fit_groups(data).params
     for segment in (0, 1, 2, UNKNOWN_SEGMENT):
-        weights = params.weights if segment < 0 else params.group_class_weights[segment]
+        weights = params.weights if segment < 0 else params.groups.group_class_weights[segment]
         X = data.X[:20]
         p = params.probabilities
         each = X[:, None] * np.log(p) + (1 - X[:, None]) * np.log1p(-p)
@@ -192,7 +194,7 @@ def test_samples_have_the_classes_of_their_groups() -> None:
     rng = np.random.default_rng(0)
     for segment in range(3):
         X = model.sample(params, 20_000, rng, np.full(20_000, segment))
-        expected = params.group_class_weights[segment] @ params.probabilities
+        expected = params.groups.group_class_weights[segment] @ params.probabilities
         np.testing.assert_allclose(X.mean(axis=0), expected, atol=0.015)
     X = model.sample(params, 20_000, rng)
     np.testing.assert_allclose(X.mean(axis=0), params.weights @ params.probabilities, atol=0.015)
@@ -201,8 +203,8 @@ def test_samples_have_the_classes_of_their_groups() -> None:
 def test_held_out_rows_choose_the_number_of_components() -> None:
     state = fit_groups(draw_groups(4000), n_components=None)
     assert len(state.diagnostics["held_out_scores"]) > 2
-    assert state.params.group_class_weights.shape == (3, state.diagnostics["n_components"])
-    np.testing.assert_allclose(state.params.group_class_weights.sum(axis=1), 1.0)
+    assert state.params.groups.group_class_weights.shape == (3, state.diagnostics["n_components"])
+    np.testing.assert_allclose(state.params.groups.group_class_weights.sum(axis=1), 1.0)
 
 
 def test_a_warm_start_begins_at_the_earlier_fit() -> None:
@@ -215,7 +217,9 @@ def test_a_warm_start_begins_at_the_earlier_fit() -> None:
     again = fit_model(model, rows, SERIAL, state=start)
     assert len(again.history) < len(earlier.history)
     np.testing.assert_allclose(
-        again.params.group_class_weights, earlier.params.group_class_weights, atol=1e-4
+        again.params.groups.group_class_weights,
+        earlier.params.groups.group_class_weights,
+        atol=1e-4,
     )
 
 

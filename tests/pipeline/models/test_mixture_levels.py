@@ -19,6 +19,7 @@ from pipeline.fitting.loop import fit_model
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
+from pipeline.params import get_array
 from pipeline.random import RowRandom
 from tests.support.data import find_reference
 from tests.support.strategies import DenseData, make_memory_rows
@@ -104,14 +105,14 @@ def check_against_polca(name: str, n_classes: int, nats: float | None) -> None:
         if row["kind"] == "share":
             assert params.weights[k] == pytest.approx(float(row["value"]), abs=1e-4)
             for column, own in kinds.items():
-                assert own.weights_error[k] == pytest.approx(float(row[column]), rel=0.01)
+                assert own.errors.weights_error[k] == pytest.approx(float(row[column]), rel=0.01)
             continue
         level = int(firsts[items.index(row["variable"])]) + int(row["category_or_term"]) - 1
         value = params.level_probabilities[k, level]
         assert value == pytest.approx(float(row["value"]), abs=1e-4)
         if 1e-3 < value < 1 - 1e-3:
             for column, own in kinds.items():
-                error = own.level_probabilities_error[k, level]
+                error = own.errors.level_probabilities_error[k, level]
                 assert error == pytest.approx(float(row[column]), rel=0.01), (row, column)
     if nats is not None:
         model = BernoulliMixture().with_structure(Structure(features=features))
@@ -186,8 +187,8 @@ def test_names_and_the_direction_of_levels_do_not_matter() -> None:
         ]
     )
     for name in ("level_probabilities", "level_probabilities_error"):
-        expected = getattr(params, name)
-        found = getattr(reverse, name)[:, order]
+        expected = get_array(params, name)
+        found = get_array(reverse, name)[:, order]
         if not np.allclose(found, expected, rtol=1e-3):
             found = found[::-1]
         np.testing.assert_allclose(found, expected, rtol=2e-4)
@@ -223,9 +224,9 @@ def test_groups_share_the_levels() -> None:
     segments = np.arange(600) % 2
     rows = make_memory_rows(DenseData(split_levels(X, features), segments=segments))
     state = fit_model(model, rows, SERIAL)
-    assert state.params.group_class_weights.shape == (2, 2)
+    assert state.params.groups.group_class_weights.shape == (2, 2)
     pooled = fit_levels(X, features, n_components=2, tol=1e-10).params
-    assert state.params.level_probabilities_error.shape == pooled.level_probabilities.shape
+    assert state.params.errors.level_probabilities_error.shape == pooled.level_probabilities.shape
     np.testing.assert_allclose(
         np.sort(state.params.level_probabilities, axis=0),
         np.sort(pooled.level_probabilities, axis=0),
