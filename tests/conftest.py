@@ -36,15 +36,17 @@ _DEAD_ENDPOINTS = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Check the laws of models on few examples by default, and on many in the matrix.
+    """Let Hypothesis try few examples by default, and many in the matrix.
 
     No test has a deadline, nor a check that examples are made quickly: a busy machine would fail.
     """
-    no_checks = (HealthCheck.too_slow,)
-    settings.register_profile("untimed", deadline=None, suppress_health_check=no_checks)
-    settings.load_profile("untimed")
-    n_examples = 30 if _is_matrix_run(config) else 8
-    settings.register_profile("laws", max_examples=n_examples)
+    settings.register_profile(
+        "latentbits",
+        max_examples=40 if _is_matrix_run(config) else 5,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    settings.load_profile("latentbits")
 
 
 def _is_matrix_run(config: pytest.Config) -> bool:
@@ -53,27 +55,20 @@ def _is_matrix_run(config: pytest.Config) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Select what the matrix runs: most parameters of tests marked `few(n)`, and laws of models.
+    """Select what the matrix runs: further parameters of tests marked `few(n)`, and more examples.
 
-    The laws are those that are slow for a model, those for ordinal features of models that also
-    take continuous ones, which are tried with ordinal features beside them, and, once more, those
-    that Hypothesis checks.
+    Tests with examples of Hypothesis run in the matrix once more.
     """
     seen: Counter[str] = Counter()
     for item in items:
         name = item.nodeid.partition("[")[0]
         seen[name] += 1
         few = item.get_closest_marker("few")
-        is_repeated = few is not None and seen[name] > few.args[0]
-        facts = getattr(getattr(item, "module", None), "FACTS", None)
-        law, parameters = name.rpartition("::")[2], getattr(item, "callspec", None)
-        kind = parameters.params.get("facts") if parameters else None
-        is_law = facts is not None and (
-            not {law, f"{law}[{kind}]"}.isdisjoint(facts.slow)
-            or (kind == "ordinal" and "continuous" in facts.model.support.features)
-            or (_is_matrix_run(config) and is_hypothesis_test(item.function))
+        is_further_parameter = few is not None and seen[name] > few.args[0]
+        has_more_examples = _is_matrix_run(config) and is_hypothesis_test(
+            getattr(item, "function", None)
         )
-        if is_repeated or is_law:
+        if is_further_parameter or has_more_examples:
             item.add_marker(pytest.mark.matrix)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from hypothesis import Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flows.data.columns import ColumnRoles
@@ -104,7 +104,6 @@ lines = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=5, phases=[Phase.explicit, Phase.generate])
 @given(
     st.lists(lines.filter(len), min_size=1, max_size=3),
     st.sampled_from(["last", "any"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -14,7 +14,6 @@ from pipeline.random import RowRandom
 ROWS = np.arange(20_000)
 
 
-@settings(deadline=None)
 @given(st.permutations(range(40)), st.integers(0, 40), st.integers(1, 5))
 def test_a_row_draws_the_same_wherever_it_is_worked_on(
     order: list[int], cut: int, n_draws: int
@@ -79,7 +78,6 @@ def test_streams_share_no_numbers() -> None:
         assert abs(correlation) < 4 / np.sqrt(4000)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2**40), st.integers(0, 2**50), st.text())
 def test_compiled_code_draws_the_same_numbers(
     seed: int, pass_index: int, row: int, name: str

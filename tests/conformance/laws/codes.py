@@ -10,7 +10,7 @@ from warnings import catch_warnings
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from latentbits import functions as api
@@ -35,7 +35,6 @@ from tests.conformance.rows import (
 from tests.support.strategies import chunkings
 
 
-@settings(settings.get_profile("laws"))
 @given(draw=st.data())
 def test_codes_do_not_depend_on_how_rows_are_cut(facts: Facts, draw: st.DataObject) -> None:
     data = draw.draw(small_tables(facts))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import FitError
@@ -34,7 +34,6 @@ from tests.support.strategies import (
 )
 
 
-@settings(settings.get_profile("laws"))
 @given(draw=st.data())
 def test_chunks_do_not_matter(facts: Facts, draw: st.DataObject) -> None:
     data = draw.draw(small_tables(facts))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -80,7 +80,6 @@ def list_states(facts: Facts) -> list[FitState]:
     return [after] if before.working.keys() == after.working.keys() else [before, after]
 
 
-@settings(settings.get_profile("laws"))
 @given(draw=st.data())
 def test_merging_is_a_sum(facts: Facts, draw: st.DataObject) -> None:
     data = draw.draw(small_tables(facts))
@@ -99,7 +98,6 @@ def test_merging_is_a_sum(facts: Facts, draw: st.DataObject) -> None:
             assert_same(part, copy)
 
 
-@settings(settings.get_profile("laws"))
 @given(draw=st.data())
 def test_statistics_survive_storage(facts: Facts, draw: st.DataObject) -> None:
     blocks = make_memory_blocks(draw.draw(small_tables(facts)))
@@ -110,7 +108,6 @@ def test_statistics_survive_storage(facts: Facts, draw: st.DataObject) -> None:
             assert (restored.n_rows, restored.objective) == (part.n_rows, part.objective)
 
 
-@settings(settings.get_profile("laws"))
 @given(draw=st.data(), budget=st.integers(1, 2000))
 def test_tiles_stitch_to_the_whole(facts: Facts, draw: st.DataObject, budget: int) -> None:
     data = replace(draw.draw(small_tables(facts)), segments=None)
@@ -125,7 +122,6 @@ def test_tiles_stitch_to_the_whole(facts: Facts, draw: st.DataObject, budget: in
     assert_same(model.statistics.stitch(parts).to_arrays(), whole.to_arrays())
 
 
-@settings(settings.get_profile("laws"))
 @given(draw=st.data())
 def test_counts_are_those_of_the_dense_matrix(facts: Facts, draw: st.DataObject) -> None:
     data = replace(draw.draw(small_tables(facts)), segments=None)
@@ -135,7 +131,6 @@ def test_counts_are_those_of_the_dense_matrix(facts: Facts, draw: st.DataObject)
             np.testing.assert_array_equal(np.broadcast_to(counts, own.shape), own)
 
 
-@settings(settings.get_profile("laws"))
 @given(draw=st.data())
 def test_statistics_do_not_depend_on_chunks(facts: Facts, draw: st.DataObject) -> None:
     data = draw.draw(small_tables(facts))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flows.experiments.binary_ica_trials import (
@@ -39,7 +39,6 @@ def correlations(truth: NonstationaryTruth) -> np.ndarray:
     return covariances / deviations[:, :, None] / deviations[:, None]
 
 
-@settings(deadline=None)
 @given(st.integers(2, 5), st.integers(1, 3), st.integers(1, 3), st.integers(0, 99))
 def test_derivatives_are_those_of_finite_differences(n, n_components, n_segments, seed):
     rng = np.random.default_rng(seed)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pipeline.data.blocks import BinaryBlock, Tile, concatenate_blocks, pack_block
@@ -23,7 +23,6 @@ def original_rows(data: DenseData) -> list[int]:
     return (rows if data.keep is None else rows[data.keep]).tolist()
 
 
-@settings(deadline=None)
 @given(tables(splits=True), st.data())
 def test_blocks_hold_every_row_of_the_split_once(data: DenseData, draw: st.DataObject) -> None:
     blocks = make_memory_blocks(data, draw.draw(chunkings(len(data.X))))
@@ -42,7 +41,6 @@ def test_blocks_hold_every_row_of_the_split_once(data: DenseData, draw: st.DataO
             np.testing.assert_array_equal(mask, data.mask[block.rows])
 
 
-@settings(deadline=None)
 @given(tables(splits=True), st.data())
 def test_joined_blocks_are_all_rows_in_original_order(data: DenseData, draw: st.DataObject) -> None:
     blocks = make_memory_blocks(data, draw.draw(chunkings(len(data.X))))
@@ -54,7 +52,6 @@ def test_joined_blocks_are_all_rows_in_original_order(data: DenseData, draw: st.
     np.testing.assert_array_equal(np.ones_like(expected) if mask is None else mask, expected)
 
 
-@settings(deadline=None)
 @given(tables())
 def test_a_packed_matrix_is_the_block_of_its_rows(data: DenseData) -> None:
     block = pack_block(data.X, data.observed, segment=2, first_row=10)
@@ -69,7 +66,6 @@ def test_a_packed_matrix_is_the_block_of_its_rows(data: DenseData) -> None:
 long_tables = tables(st.integers(1, 3), st.integers(1, 500), splits=True)
 
 
-@settings(deadline=None)
 @given(long_tables, st.integers(1, 6), st.data())
 def test_dealt_groups_hold_every_row_once(
     data: DenseData, n_groups: int, draw: st.DataObject

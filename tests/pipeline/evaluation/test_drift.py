@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import multivariate_normal, norm
@@ -76,7 +76,6 @@ def test_a_share_of_rows_is_the_same_one_however_chunks_are_cut() -> None:
     assert row_numbers(select_appended_rows(rows, 1, 0.25, seed=4)) != chosen[0]
 
 
-@settings(deadline=None, max_examples=40)
 @given(data=tables(), draw=st.data())
 def test_counts_without_a_part_are_those_of_the_rest(data: DenseData, draw: st.DataObject) -> None:
     sizes = draw.draw(chunkings(len(data.X)))
@@ -92,7 +91,6 @@ def test_counts_without_a_part_are_those_of_the_rest(data: DenseData, draw: st.D
     assert (found.n_rows, found.weight) == (len(rest.X), expected.weight)
 
 
-@settings(deadline=None, max_examples=20)
 @given(data=tables())
 def test_pooled_counts_are_those_of_one_segment(data: DenseData) -> None:
     apart = [PairCounts.from_block(b, pooled=False) for b in make_memory_blocks(data)]

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import t, ttest_1samp
@@ -157,7 +157,6 @@ def score_rows(
 # --- likelihoods and losses ----------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=20)
 @given(data=tables(st.just(6)), draw=st.data())
 def test_scores_are_those_of_the_dense_matrix(data: DenseData, draw: st.DataObject) -> None:
     subject = mixture()
@@ -179,7 +178,6 @@ def test_scores_are_those_of_the_dense_matrix(data: DenseData, draw: st.DataObje
         assert describe_reconstruction(sums) == pytest.approx(expected, abs=1e-9)
 
 
-@settings(deadline=None, max_examples=20)
 @given(data=tables(st.just(6)), draw=st.data())
 def test_differences_are_paired_by_row(data: DenseData, draw: st.DataObject) -> None:
     """The standard errors are those of the row-wise differences of the dense matrix."""
@@ -407,7 +405,6 @@ def test_scores_in_standard_errors_are_standard_normal() -> None:
     assert np.std(scores, axis=0) == pytest.approx(np.ones(15), abs=0.25)
 
 
-@settings(deadline=None, max_examples=20)
 @given(data=tables(st.just(6)))
 def test_pairs_never_observed_together_are_left_out(data: DenseData) -> None:
     observed = count_observed_pairs(make_memory_rows(data), ALL, SERIAL)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -56,7 +56,6 @@ def labelled(data: DenseData, size: int = 1000, column: str = SEGMENT) -> Sample
     return draw_labelled_rows(make_memory_rows(data), size, column, NAMED, SERIAL, 0)
 
 
-@settings(deadline=None, max_examples=30)
 @given(tables(), st.integers(1, 100), st.data())
 def test_the_same_rows_are_drawn_however_the_data_are_cut(
     data: DenseData, size: int, draw: st.DataObject

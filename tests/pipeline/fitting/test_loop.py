@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -127,7 +127,6 @@ def counted(data: DenseData, sizes: Sequence[int], executor: Any, budget: int) -
     return collect_statistics(summarize, rows, executor, "pairs", cut)
 
 
-@settings(deadline=None, max_examples=40)
 @given(tables(st.integers(1, 9), splits=True), st.integers(1, 9), st.data())
 def test_a_tiled_pass_equals_the_whole(data: DenseData, side: int, draw: st.DataObject) -> None:
     if data.keep is not None and not data.keep.any():

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.executors.base import SerialExecutor, ThreadsExecutor
@@ -55,7 +55,6 @@ def nearest(data: DenseData, k: int) -> tuple[np.ndarray, np.ndarray]:
     return rows, np.hstack([keys, np.full((len(rows), k - keys.shape[1]), FAR)])
 
 
-@settings(deadline=None, max_examples=60)
 @given(data=tables(splits=True), k=st.integers(1, 5), draw=st.data())
 def test_neighbours_are_those_of_all_pairs(data: DenseData, k: int, draw: st.DataObject) -> None:
     pairs = pairs_of(data, draw.draw(chunkings(len(data.X))), k)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.data.blocks import BinaryBlock
@@ -25,7 +25,6 @@ def iter_batches(
         yield from split_into_batches(rows, size, np.ones(len(rows.rows), bool))
 
 
-@settings(deadline=None)
 @given(tables(st.integers(1, 5)), st.integers(1, 40), st.integers(1, 300), st.data())
 def test_every_row_comes_once_with_all_that_is_known_of_it(
     data: DenseData, size: int, cells: int, draw: st.DataObject

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.special import expit, log_softmax, logit, logsumexp
@@ -83,7 +83,6 @@ def random_params(n_features: int, n_components: int, seed: int) -> tuple[Floats
 # --- posteriors ----------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=40)
 @given(data=tables(), n_components=st.integers(1, 5), seed=st.integers(0, 99))
 def test_posteriors_are_those_of_enumeration(data: DenseData, n_components: int, seed: int) -> None:
     """A missing value is summed over, both ways."""
@@ -100,7 +99,6 @@ def test_posteriors_are_those_of_enumeration(data: DenseData, n_components: int,
     assert not found.standard_error.any()
 
 
-@settings(deadline=None, max_examples=40)
 @given(data=tables(), n_components=st.integers(1, 5), seed=st.integers(0, 99))
 def test_sums_are_those_of_dense_matrices(data: DenseData, n_components: int, seed: int) -> None:
     weights, probabilities = random_params(data.X.shape[1], n_components, seed)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
@@ -36,7 +36,6 @@ def best_of_all_matchings(a: Any, b: Any) -> float:
     return max(cosines[range(width), order].mean() for order in permutations(range(width)))
 
 
-@settings(deadline=None)
 @given(sizes, sizes, sizes, seeds)
 def test_the_best_matching_is_found(n: int, k1: int, k2: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -46,7 +45,6 @@ def test_the_best_matching_is_found(n: int, k1: int, k2: int, seed: int) -> None
     assert mean_cosine_similarity(b, a) == pytest.approx(similarity, abs=1e-12)
 
 
-@settings(deadline=None)
 @given(sizes, sizes, seeds)
 def test_order_sign_and_length_of_columns_do_not_matter(n: int, k: int, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.data.blocks import ChunkPart, RowSource, iter_blocks, pack_block
@@ -32,7 +32,6 @@ def random_rows(n_rows: int, n_segments: int, seed: int, chunks: list[int]) -> R
     return make_memory_rows(DenseData(X, segments=segments), chunks)
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(1, 3000), st.integers(1, 9), st.integers(1, 70), st.integers(0, 99))
 def test_parts_hold_every_row_of_a_chunk_once(
     n_rows: int, n_segments: int, n_parts: int, seed: int

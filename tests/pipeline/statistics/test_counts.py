@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
@@ -33,7 +33,6 @@ from tests.support.strategies import (
     tables,
 )
 
-untimed = settings(deadline=None, max_examples=60)
 Counts = Mapping[str, NDArray[Any]]
 any_weight = st.integers(0, 3) | st.integers(0, 1 << 40)
 
@@ -81,7 +80,6 @@ def assert_same(a: Counts, b: Counts) -> None:
         np.testing.assert_array_equal(a[name], b[name], err_msg=name, strict=True)
 
 
-@untimed
 @given(tables(), st.data())
 def test_feature_counts_are_those_of_the_dense_matrix(data: DenseData, draw: st.DataObject) -> None:
     blocks = make_memory_blocks(data, draw.draw(chunkings(len(data.X))))
@@ -90,7 +88,6 @@ def test_feature_counts_are_those_of_the_dense_matrix(data: DenseData, draw: st.
     assert counts.n_rows == len(data.X)
 
 
-@untimed
 @given(tables(), st.data())
 def test_pooled_pair_tables_are_those_of_the_dense_matrix(
     data: DenseData, draw: st.DataObject
@@ -104,7 +101,6 @@ def test_pooled_pair_tables_are_those_of_the_dense_matrix(
         np.testing.assert_array_equal(part * square, expected)
 
 
-@untimed
 @given(tables(), st.data())
 def test_pair_tables_of_every_segment(data: DenseData, draw: st.DataObject) -> None:
     blocks = make_memory_blocks(data, draw.draw(chunkings(len(data.X))))
@@ -117,7 +113,6 @@ def test_pair_tables_of_every_segment(data: DenseData, draw: st.DataObject) -> N
             np.testing.assert_array_equal(part * square, dense)
 
 
-@untimed
 @given(tables(st.integers(1, 9)), st.data())
 def test_a_table_of_some_pairs_is_part_of_the_whole(data: DenseData, draw: st.DataObject) -> None:
     n = data.X.shape[1]
@@ -128,7 +123,6 @@ def test_a_table_of_some_pairs_is_part_of_the_whole(data: DenseData, draw: st.Da
         np.testing.assert_array_equal(np.broadcast_to(part, shape), dense[left, right])
 
 
-@untimed
 @given(tables(st.integers(1, 9)), st.integers(1, 10), st.booleans(), st.data())
 def test_tiles_stitch_to_the_whole(
     data: DenseData, side: int, pooled: bool, draw: st.DataObject
@@ -175,7 +169,6 @@ def test_the_diagonal_counts_single_features(n_samples: int) -> None:
     np.testing.assert_array_equal(counts.joint[0].diagonal(), X.sum(axis=0))
 
 
-@untimed
 @given(tables(), st.booleans(), st.data())
 def test_weighted_counts_are_those_of_repeated_rows(
     data: DenseData, pooled: bool, draw: st.DataObject
@@ -206,7 +199,6 @@ def test_weighted_counts_are_those_of_repeated_rows(
             np.testing.assert_array_equal(margin[is_seen], dense)
 
 
-@untimed
 @given(tables(), st.data())
 def test_large_weights_are_summed_exactly(data: DenseData, draw: st.DataObject) -> None:
     weights = draw_row_weights(draw, len(data.X))
@@ -257,7 +249,6 @@ def rows_by_group(blocks: list[BinaryBlock], n_groups: int) -> dict[int, list[in
     return dict(sorted(rows.items()))
 
 
-@untimed
 @given(long_tables, group_numbers, st.data())
 def test_groups_are_counted_like_segments(
     data: DenseData, n_groups: int, draw: st.DataObject
@@ -274,7 +265,6 @@ def test_groups_are_counted_like_segments(
             np.testing.assert_array_equal(part * square, dense)
 
 
-@untimed
 @given(long_tables, group_numbers, st.data())
 def test_groups_of_weighted_rows_are_counted_by_weight(
     data: DenseData, n_groups: int, draw: st.DataObject
@@ -294,7 +284,6 @@ def test_groups_of_weighted_rows_are_counted_by_weight(
     assert_same(once.to_arrays(), PairCounts.from_block(block, pooled=False).to_arrays())
 
 
-@untimed
 @given(long_tables, group_numbers, st.data())
 def test_all_groups_once_are_the_segment(
     data: DenseData, n_groups: int, draw: st.DataObject
@@ -308,7 +297,6 @@ def test_all_groups_once_are_the_segment(
     assert_same(once.to_arrays(), whole.to_arrays())
 
 
-@untimed
 @given(long_tables, group_numbers, st.data())
 def test_weights_say_how_often_a_group_counts(
     data: DenseData, n_groups: int, draw: st.DataObject
@@ -334,7 +322,6 @@ def test_weights_say_how_often_a_group_counts(
             np.testing.assert_array_equal(part * square, dense)
 
 
-@untimed
 @given(long_tables, group_numbers, st.data())
 def test_weighting_and_merging_may_change_places(
     data: DenseData, n_groups: int, draw: st.DataObject
@@ -349,7 +336,6 @@ def test_weighting_and_merging_may_change_places(
     assert_same(weighted(merged(parts)).to_arrays(), merged([*map(weighted, parts)]).to_arrays())
 
 
-@untimed
 @given(tables(st.integers(2, 7)), st.integers(1, 6), group_numbers, st.data())
 def test_tiles_of_groups_stitch_to_the_whole(
     data: DenseData, side: int, n_groups: int, draw: st.DataObject
@@ -380,7 +366,6 @@ def test_wrong_weights_are_refused(weights: Any) -> None:
         counts.sum_weighted_groups(2, np.array(weights))
 
 
-@settings(deadline=None, max_examples=60)
 @given(data=tables(splits=True), draw=st.data())
 def test_a_strip_has_the_pairs_of_all_rows_of_the_split(
     data: DenseData, draw: st.DataObject
@@ -404,7 +389,6 @@ def test_a_strip_has_the_pairs_of_all_rows_of_the_split(
         np.testing.assert_array_equal(np.broadcast_to(got, wanted.shape), wanted)
 
 
-@settings(deadline=None, max_examples=30)
 @given(data=tables(splits=True), draw=st.data())
 def test_earlier_counts_are_added_to(data: DenseData, draw: st.DataObject) -> None:
     if draw.draw(st.booleans()):

@@ -7,7 +7,7 @@ from functools import reduce
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.data.blocks import pack_block
@@ -19,7 +19,6 @@ from tests.support.strategies import DenseData, chunkings, make_memory_blocks, t
 RNG = RowRandom(7)
 
 
-@settings(deadline=None)
 @given(tables(), st.integers(1, 200), st.data())
 def test_the_sample_is_of_the_rows_with_the_smallest_draws(
     data: DenseData, size: int, draw: st.DataObject
@@ -61,7 +60,6 @@ def expected(data: DenseData) -> Counter[tuple[bytes, bytes]]:
     return Counter(zip(packed(data.X & data.mask), packed(data.mask), strict=True))
 
 
-@settings(deadline=None, max_examples=30)
 @given(data=tables(st.sampled_from([3, 70])), draw=st.data())
 def test_rows_are_counted_however_they_are_cut(data: DenseData, draw: st.DataObject) -> None:
     whole = of_data(data, 1000)

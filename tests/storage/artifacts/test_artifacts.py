@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -46,7 +46,6 @@ def named(values: Array, *dims: str) -> NamedArray:
     return NamedArray(dims or tuple(f"dim{i}" for i in range(values.ndim)), values)
 
 
-@settings(max_examples=60, deadline=None)
 @given(arrays=st.dictionaries(NAMES, ARRAYS, max_size=3))
 def test_arrays_come_back(arrays: dict[str, Array]) -> None:
     with new_path() as path:
@@ -87,7 +86,6 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(manifest=st.dictionaries(st.text("abc_ü", min_size=1), JSON, max_size=4))
 def test_the_manifest_comes_back(manifest: dict[str, Any]) -> None:
     with new_path() as path:

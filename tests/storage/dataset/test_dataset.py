@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.artifacts.artifacts import NamedArray, write_artifact
@@ -33,7 +33,6 @@ from tests.storage.conftest import (
 
 
 @pytest.mark.matrix
-@settings(max_examples=15, deadline=None)
 @given(table=tables())
 def test_rows_come_back_in_their_order(table: Table) -> None:
     with new_path() as path:
@@ -73,7 +72,6 @@ def check_layout(dataset: BinaryDataset, key: int, table: Table) -> None:
     assert (chunk.observed is not None) == missing
 
 
-@settings(max_examples=10, deadline=None)
 @given(table=tables())
 def test_any_zarr_client_reads_it(table: Table) -> None:
     with new_path() as path:
@@ -405,7 +403,6 @@ def test_verify_counts_the_ones_again(path: Path) -> None:
     assert refusal(open_dataset(path).verify) == line
 
 
-@settings(max_examples=100, deadline=None)
 @given(data=st.data(), array=st.sampled_from(ARRAYS), key=st.integers(0, 2))
 def test_any_flipped_bit_is_seen(whole: Path, data: st.DataObject, array: str, key: int) -> None:
     file = chunk_file(whole, array, key)

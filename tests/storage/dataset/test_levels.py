@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.dataset import levels
@@ -73,7 +73,6 @@ def test_a_page_is_read_alone(tmp_path):
         dataset.decode_texts("id", np.array([20]))
 
 
-@settings(max_examples=12, deadline=None)
 @given(
     texts=st.lists(st.sampled_from([*"abcdefg", *ODD]), min_size=4, max_size=60),
     share=st.floats(0, 1),

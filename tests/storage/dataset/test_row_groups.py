@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.data.datasets import MemoryDataset, make_memory_dataset
@@ -36,7 +36,6 @@ def draw_groups(data: st.DataObject, n_rows: int) -> tuple[np.ndarray, list[str]
 
 
 @pytest.mark.matrix
-@settings(max_examples=25, deadline=None)
 @given(table=tables(), data=st.data())
 def test_chunks_are_those_of_rows_stored_in_these_segments(table: Table, data: Any) -> None:
     values, names = draw_groups(data, len(table.X))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given, settings
+from hypothesis import given
 from zarr.storage import LocalStore
 
 from storage.dataset.dataset import BinaryDataset, open_dataset
@@ -39,7 +39,6 @@ from tests.support.traced_memory import measure_peak_memory, start_tracing_proce
 
 
 @pytest.mark.matrix
-@settings(max_examples=12, deadline=None)
 @given(table=tables())
 def test_batches_leave_no_trace(table: Table) -> None:
     with new_path() as whole, new_path() as cut:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import DataError
@@ -146,7 +146,6 @@ def test_events_are_ones_however_often_and_all_else_is_zero(tmp_path):
     assert found == ([[1, 0], [0, 1]], ("x", "y"), {"user": ["u1", "u2"]})
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from([-3, 0, 1, 2, 5, 2**40]), st.sampled_from("abc")), min_size=1
@@ -182,7 +181,6 @@ def test_rows_and_features_are_numbered_over_batches(
     assert [[int((row, f) in cells) for f in features] for row in rows] == X
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"), st.sampled_from("01?"))),
     st.sampled_from(["last", "any"]),

@@ -11,7 +11,7 @@ import pytest
 import scipy.io
 import scipy.sparse
 import zarr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -230,7 +230,6 @@ WRITERS = [
 
 
 @pytest.mark.parametrize("write", WRITERS)
-@settings(max_examples=20, deadline=None)
 @given(A=MATRICES)
 def test_reads_back_what_was_written(write, A):
     with TemporaryDirectory() as folder:
@@ -240,7 +239,6 @@ def test_reads_back_what_was_written(write, A):
     assert source.feature_names[1] in ("f1", "c1")
 
 
-@settings(max_examples=20, deadline=None)
 @given(A=MATRICES)
 def test_pattern_entries_are_ones(A):
     with TemporaryDirectory() as folder:
@@ -256,7 +254,6 @@ def test_number_types(tmp_path, dtype):
     np.testing.assert_array_equal(values, A)
 
 
-@settings(max_examples=30, deadline=None)
 @given(A=FLOATS, threshold=st.sampled_from((0.0, 0.5, 1.25)), bound=st.sampled_from((-1.5, 0.0)))
 def test_threshold(A, threshold, bound):
     dense = [write_npy, write_npz_fortran, write_mtx_array, write_zarr, write_float_csv]
@@ -298,7 +295,6 @@ BASKETS = st.lists(st.lists(st.sampled_from((0, 3, 7, 20, 100)), max_size=4), mi
 )
 
 
-@settings(max_examples=30, deadline=None)
 @given(rows=BASKETS)
 def test_baskets(rows):
     distinct = sorted(set().union(*rows))

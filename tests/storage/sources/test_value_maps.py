@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import scipy.sparse
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import DataError
@@ -102,7 +102,6 @@ def test_parquet_and_arrays_are_mapped_too(tmp_path):
     assert "map needs a dense format" in refused(tmp_path / "s.npz", "1=1,6=0")
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(["yea", "nay", "?", "Yea", " nay"]), min_size=1, max_size=30))
 def test_a_word_means_the_same_wherever_it_stands(tmp_path_factory, words):
     path = tmp_path_factory.mktemp("words") / "a.csv"

@@ -43,7 +43,6 @@ from tests.support.object_proxy import (
     fail_writes,
 )
 
-SLOW = (HealthCheck.function_scoped_fixture, HealthCheck.too_slow)
 CODES = {
     "mean": CodeArraySpec(("component",), (3,), "float32"),
     "row": CodeArraySpec((), (), "int64"),
@@ -69,7 +68,7 @@ def write_labelled(path: AnyPath, n_rows: int = 300, overwrite: bool = False) ->
 # Datasets
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=SLOW)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(table=tables())
 def test_a_dataset_has_the_same_objects_as_files(bucket: str, table: Table):
     folder = parse_path(f"{bucket}/d.zarr")

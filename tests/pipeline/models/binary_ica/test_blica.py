@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
@@ -374,13 +374,11 @@ def check_degenerate(data: DenseData, **more: Any) -> FitState | None:
     return state
 
 
-degenerate = settings(deadline=None, max_examples=10)
 small_tables = tables(st.integers(1, 5), st.integers(3, 60))
 n_components = st.sampled_from([None, 1, 2])
 regularization = st.sampled_from([None, 1.01, 10.0, 1e9])
 
 
-@degenerate
 @given(small_tables, n_components, regularization)
 def test_small_tables_raise_or_give_finite_results(
     data: DenseData, n_components: int | None, regularization: float | None
@@ -389,7 +387,6 @@ def test_small_tables_raise_or_give_finite_results(
 
 
 @pytest.mark.matrix
-@degenerate
 @given(st.integers(0, 2**32 - 1), n_components, regularization)
 def test_sparse_tables_raise_or_give_finite_results(
     seed: int, n_components: int | None, regularization: float | None

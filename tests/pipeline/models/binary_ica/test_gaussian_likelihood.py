@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import FitError
@@ -103,7 +103,6 @@ ridges = st.tuples(st.sampled_from(RIDGES), st.sampled_from(RIDGES))
 seeds = st.integers(0, 2**32 - 1)
 
 
-@settings(deadline=None, max_examples=80)
 @given(shapes, ridges, seeds)
 def test_value_matches_dense_inverses(
     shape: tuple[int, int, int], ridge: tuple[float, float], seed: int
@@ -114,7 +113,6 @@ def test_value_matches_dense_inverses(
     assert value == pytest.approx(compute_dense_likelihood(moments, at), rel=1e-9, abs=1e-9)
 
 
-@settings(deadline=None, max_examples=25)
 @given(shapes, ridges, seeds)
 def test_gradient_matches_finite_differences(
     shape: tuple[int, int, int], ridge: tuple[float, float], seed: int

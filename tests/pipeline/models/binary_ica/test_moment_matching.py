@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 
@@ -168,7 +168,6 @@ def test_refinements_are_identical_on_all_executors(
 # --- normalization -------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.integers(1, 4), st.integers(0, 2**32 - 1))
 def test_columns_are_normalized_and_sorted_by_explained_variance(k: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -371,7 +370,6 @@ def test_intervals_are_percentiles_and_identical_on_all_executors(
 # --- matching columns ----------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.integers(1, 5), st.integers(0, 2**32 - 1))
 def test_matched_columns_have_order_and_signs_of_reference(k: int, seed: int) -> None:
     rng = np.random.default_rng(seed)

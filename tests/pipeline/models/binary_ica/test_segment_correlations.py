@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 
@@ -292,7 +292,6 @@ def condition_number(correlation: Floats, delta: float) -> float:
     return float(values[-1] / values[0])
 
 
-@settings(deadline=None)
 @given(st.integers(2, 8), st.integers(0, 2**32 - 1), st.floats(1.01, 1e4))
 def test_ridge_limits_condition_number(n: int, seed: int, regularization: float) -> None:
     """Matrices of pairwise estimates may be indefinite."""

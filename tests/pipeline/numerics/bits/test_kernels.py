@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numba import types
@@ -17,7 +17,6 @@ from pipeline.numerics.bits import kernels
 Words = NDArray[np.uint64]
 Bits = NDArray[np.uint8]
 
-untimed = settings(deadline=None)  # the first call compiles
 
 binary_matrices = hnp.arrays(
     np.uint8,
@@ -80,7 +79,6 @@ LAYOUTS: dict[str, Callable[[Words], Words]] = {
 layouts = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
 
 
-@untimed
 @given(binary_matrices, st.booleans())
 def test_counts_are_those_of_the_dense_matrix(X: Bits, sliced: bool) -> None:
     words = inside_a_chunk(packbits(X)) if sliced else packbits(X)
@@ -88,7 +86,6 @@ def test_counts_are_those_of_the_dense_matrix(X: Bits, sliced: bool) -> None:
     np.testing.assert_array_equal(kernels.symmetric_joint_counts(words), dense_joint_counts(X, X))
 
 
-@untimed
 @given(binary_matrices, st.integers(1, 9), st.integers(0, 99))
 def test_joint_counts_of_two_sides(left: Bits, n_right: int, seed: int) -> None:
     right = random_bits(len(left), n_right, seed)
@@ -147,7 +144,6 @@ def test_a_strip_with_masked_samples_adds_to_the_counts_of_earlier_ones(
     np.testing.assert_array_equal(by_planes, counts)
 
 
-@untimed
 @given(hnp.arrays(np.int64, st.integers(0, 200), elements=st.integers(0, 2**62)))
 def test_bit_planes_hold_the_bits_of_weights(weights: NDArray[np.int64]) -> None:
     planes = kernels.split_into_bit_planes(weights)
@@ -158,7 +154,6 @@ def test_bit_planes_hold_the_bits_of_weights(weights: NDArray[np.int64]) -> None
     np.testing.assert_array_equal(kernels.popcounts(planes), bits.sum(axis=0))  # no padding
 
 
-@untimed
 @given(binary_matrices, st.integers(1, 9), st.integers(0, 99), st.data())
 def test_samples_count_as_many_times_as_their_weight(
     left: Bits, n_right: int, seed: int, data: st.DataObject
@@ -242,7 +237,6 @@ def test_every_layout_shares_one_compilation() -> None:
     assert compiled == {(2, 1)}  # one for either type of counts
 
 
-@untimed
 @given(binary_matrices)
 def test_packing_is_that_of_packbits_and_undone_by_unpacking(X: Bits) -> None:
     words = kernels.pack_rows(X)
@@ -274,7 +268,6 @@ def test_unpacking_stops_at_n_samples() -> None:
     np.testing.assert_array_equal(kernels.unpack_rows(packbits(X), 70), X[:70], strict=True)
 
 
-@untimed
 @given(binary_matrices, st.data())
 def test_selected_rows_are_those_of_the_dense_matrix(X: Bits, data: st.DataObject) -> None:
     keep = np.flatnonzero(data.draw(hnp.arrays(np.bool_, len(X))))
@@ -282,7 +275,6 @@ def test_selected_rows_are_those_of_the_dense_matrix(X: Bits, data: st.DataObjec
     np.testing.assert_array_equal(selected, packbits(X[keep]), strict=True)
 
 
-@untimed
 @given(binary_matrices.filter(len), st.integers(0, 99))
 def test_rows_are_selected_in_the_order_asked_for(X: Bits, seed: int) -> None:
     keep = np.random.default_rng(seed).integers(0, len(X), 130)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.data.blocks import pack_block
@@ -41,7 +41,6 @@ def test_bytes_with_more_values_than_rows_have_are_refused(place: str) -> None:
 
 
 @given(X=bit_matrices(st.integers(0, 150), st.integers(1, 150)))
-@settings(deadline=None)
 def test_transposed_bits_are_those_of_the_rows(X):
     words = transpose_bits(pack_matrix(X), len(X))
     assert words.shape == (-(-X.shape[1] // 64), len(X))

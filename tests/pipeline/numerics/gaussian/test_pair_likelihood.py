@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from mpmath import mp, mpf
 from scipy.optimize import minimize_scalar
@@ -21,7 +21,6 @@ DIGITS = 60
 LAST = np.nextafter(1, 0)
 thresholds = st.floats(-10, 10)
 correlations = st.floats(-1, 1, exclude_min=True, exclude_max=True)
-untimed = settings(deadline=None)  # The first call compiles.
 positive_cells = st.tuples(*[st.integers(1, 10**6)] * 4)
 
 
@@ -122,7 +121,6 @@ def test_cells_agree_with_owens_t():
     np.testing.assert_allclose(np.exp(log_cells(h, k, rho)), expected, rtol=0, atol=1e-14)
 
 
-@untimed
 @given(thresholds, thresholds, correlations)
 def test_cells_are_finite_and_add_up_to_one(h, k, rho):
     cells = log_cells(h, k, rho)
@@ -130,13 +128,11 @@ def test_cells_are_finite_and_add_up_to_one(h, k, rho):
     assert np.exp(cells).sum() == pytest.approx(1, abs=1e-15)
 
 
-@untimed
 @given(thresholds, correlations)
 def test_cells_are_finite_where_thresholds_are_equal(h, rho):
     assert np.isfinite(log_cells([h, h, -h], [h, -h, h], rho)).all()
 
 
-@untimed
 @given(thresholds, thresholds, correlations)
 def test_swaps_and_flips_move_the_cells(h, k, rho):
     assume(h + k != 0 and h != k and rho != 0)  # There two ways to turn a table are as good.
@@ -155,7 +151,6 @@ def test_likelihood_is_that_of_scipy(h, k, rho):
     assert likelihood == pytest.approx(counts @ np.log(shares), rel=1e-6)
 
 
-@untimed
 @given(positive_cells)
 def test_tetrachoric_estimates_give_back_the_shares(counts):
     """Three parameters fit a table exactly, so that Σ count · log(share) is the maximum."""
@@ -167,7 +162,6 @@ def test_tetrachoric_estimates_give_back_the_shares(counts):
     assert likelihood == pytest.approx(counts @ np.log(np.divide(counts, n)), rel=1e-9)
 
 
-@untimed
 @given(st.tuples(*[st.integers(3, 10**4)] * 4))
 def test_the_likelihood_is_largest_at_the_tetrachoric_correlation(counts):
     n, ones_i, ones_j, joint = table(*counts)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from numba import njit
 from scipy.special import ndtr, ndtri, owens_t
@@ -296,13 +296,11 @@ def seen_status(seen):
     return PairStatus.PLAIN if len(seen) == 4 else PairStatus.EMPTY_CELL
 
 
-@settings(deadline=None)  # the first compiles
 @given(st.floats(-1, 1))
 def test_the_two_directions_are_inverse(clipped):
     assert sign_correlation(arcsine_correlation(clipped)) == pytest.approx(clipped, abs=1e-7)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 499))
 def test_agrees_with_tetrachoric_at_the_medians(joint):
     clipped = (4 * joint - 1000) / 1000  # E[s_i s_j] of a table with margins one half.
@@ -347,7 +345,6 @@ def margins(draw: st.DrawFn, max_rows: int = 400) -> tuple[int, int, int]:
     return n, draw(st.integers(0, n)), draw(st.integers(0, n))
 
 
-@settings(deadline=None, max_examples=300)
 @given(margins(), st.floats(-5, 5))
 def test_small_counts_are_exact(of: tuple[int, int, int], z: float) -> None:
     n, a, b = of
@@ -375,7 +372,6 @@ def test_rare_and_common_ones_of_many_rows_are_exact(n: int, a: int, b: int) -> 
     np.testing.assert_array_equal(found, expected)
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.integers(300, 10**9), st.floats(0.01, 0.99), st.floats(0.01, 0.99), st.floats(-4, 4))
 def test_large_counts_are_within_a_count_of_the_normal_quantile(
     n: int, share_i: float, share_j: float, z: float
@@ -400,7 +396,6 @@ def test_the_normal_quantile_is_near_the_exact_one(n: int, a: int, b: int) -> No
     assert np.abs(found - exact).max() <= 1.0
 
 
-@settings(deadline=None)
 @given(margins(10**6))
 def test_counts_rise_with_the_score_and_stay_possible(of: tuple[int, int, int]) -> None:
     n, a, b = of
@@ -412,7 +407,6 @@ def test_counts_rise_with_the_score_and_stay_possible(of: tuple[int, int, int]) 
     assert found.max() <= min(a, b)
 
 
-@settings(deadline=None)
 @given(margins(), st.floats(-4, 4))
 def test_the_law_is_symmetric_in_the_features(of: tuple[int, int, int], z: float) -> None:
     n, a, b = of

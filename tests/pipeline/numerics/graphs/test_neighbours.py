@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import scipy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -96,7 +96,6 @@ def check(metric: Metric, left: DenseData, right: DenseData, k: int, n_parts: in
     np.testing.assert_array_equal(found.distances, expected.distances)
 
 
-@settings(deadline=None, max_examples=40)
 @given(data=tables(), metric=st.sampled_from(METRICS), k=st.integers(1, 9), n_parts=PARTS)
 def test_few_features_tie_and_k_may_exceed_the_rows(data, metric, k, n_parts):
     check(metric, data, data, k, n_parts)
@@ -145,7 +144,6 @@ def check_with_themselves(data: DenseData, k: int, n_parts: int = 0) -> None:
         np.testing.assert_array_equal(found.distances, expected.distances)
 
 
-@settings(deadline=None, max_examples=40)
 @given(data=tables(), k=st.integers(1, 9), n_parts=PARTS)
 def test_few_rows_compared_with_themselves(data, k, n_parts):
     check_with_themselves(data, k, n_parts)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.integrate import dblquad, quad
@@ -132,7 +132,6 @@ def test_random_nodes_are_standard_normal_and_of_equal_weight() -> None:
         draw_nodes(1, 2, np.random.default_rng(0))
 
 
-@settings(deadline=None, max_examples=25)
 @given(seeds, st.integers(0, 9), st.integers(1, 4), st.integers(1, 3), st.booleans(), st.booleans())
 def test_statistics_and_posteriors_are_those_of_loops(
     seed, n_samples, n_features, n_components, masked, drawn

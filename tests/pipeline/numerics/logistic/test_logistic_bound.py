@@ -2,7 +2,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mpmath import mp, mpf
 from numpy.polynomial.hermite_e import hermegauss
@@ -18,7 +18,6 @@ from pipeline.numerics.logistic.logistic_bound import (
 )
 
 seeds = st.integers(0, 2**32 - 1)
-untimed = settings(deadline=None, max_examples=30)  # The first call compiles.
 
 
 def random_model(rng, n_features, q, scale=1.0):
@@ -168,7 +167,6 @@ def test_the_bound_is_exact_without_weights():
     np.testing.assert_array_equal(posterior.covariance, np.tile(np.eye(2), (3, 1, 1)))
 
 
-@untimed
 @given(seeds, st.integers(1, 2), st.integers(1, 12))
 def test_the_bound_is_below_the_likelihood(seed, q, n_features):
     rng = np.random.default_rng(seed)
@@ -193,7 +191,6 @@ def test_the_bound_meets_the_likelihood_as_weights_vanish(q):
     np.testing.assert_allclose(lost[2], lost[1] / 100, rtol=0.2, atol=1e-9)
 
 
-@untimed
 @given(seeds, st.integers(1, 5))
 def test_no_round_lowers_the_bound(seed, q):
     rng = np.random.default_rng(seed)
@@ -205,7 +202,6 @@ def test_no_round_lowers_the_bound(seed, q):
     assert all(np.all(after >= before - 1e-12) for before, after in pairwise(bounds))
 
 
-@untimed
 @given(seeds, st.integers(1, 5), st.sampled_from([0.0, 0.7]))
 def test_the_m_step_raises_the_bound(seed, q, prior_precision):
     rng = np.random.default_rng(seed)

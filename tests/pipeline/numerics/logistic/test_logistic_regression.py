@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.special import expit, log_expit, logit
@@ -143,7 +143,6 @@ def test_newtons_step_from_where_all_is_flat_does_not_go_astray() -> None:
     np.testing.assert_allclose([fit.weights[1, 0], fit.offsets[1]], [0, logit(0.4)], atol=1e-7)
 
 
-@settings(deadline=None, max_examples=150)
 @given(seeds, st.integers(1, 3), st.integers(1, 9), st.sampled_from([0.01, 1.0, 20.0]))
 def test_any_counts_give_numbers_and_no_loss(
     seed: int, n_components: int, n_points: int, scale: float

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mpmath import mp, mpf
 from scipy.integrate import quad
@@ -121,7 +121,6 @@ def test_ten_components_against_long_gibbs_runs(case):
 
 
 @given(seeds)
-@settings(max_examples=20, deadline=None)
 def test_evidence_at_one_component_against_quadrature(seed):
     rng = np.random.default_rng(seed)
     weights, offsets = low_rank_model(rng, 3, 1)
@@ -157,7 +156,6 @@ def test_correction_bounds_the_error_of_few_confident_features():
 
 
 @given(seeds)
-@settings(max_examples=20, deadline=None)
 def test_order_of_features_does_not_matter(seed):
     X, weights, offsets, *prior, observed = random_problem(seed)
     order = np.random.default_rng(seed).permutation(len(offsets))
@@ -170,7 +168,6 @@ def test_order_of_features_does_not_matter(seed):
 
 
 @given(seeds)
-@settings(max_examples=20, deadline=None)
 def test_missing_features_are_as_if_dropped(seed):
     X, *parameters, _ = random_problem(seed)
     weights, offsets, *prior = parameters
@@ -193,7 +190,6 @@ def test_values_that_are_not_observed_are_not_read():
 
 
 @given(seeds, st.lists(st.integers(0, 40), max_size=4))
-@settings(max_examples=20, deadline=None)
 def test_a_row_does_not_depend_on_its_batch(seed, cuts):
     X, *parameters, observed = random_problem(seed, n_rows=40)
     whole = probit_posterior(X, *parameters, observed)
@@ -242,7 +238,6 @@ def test_process_that_compiles_and_one_that_does_not_agree(program, tmp_path):
 
 
 @given(seeds)
-@settings(max_examples=20, deadline=None)
 def test_swapping_zero_and_one_with_the_signs_changes_nothing(seed):
     X, weights, offsets, *rest = random_problem(seed)
     one = probit_posterior(X, weights, offsets, *rest)
@@ -252,7 +247,6 @@ def test_swapping_zero_and_one_with_the_signs_changes_nothing(seed):
 
 
 @given(seeds)
-@settings(max_examples=20, deadline=None)
 def test_prior_is_a_change_of_units(seed):
     X, weights, offsets, m, v, observed = random_problem(seed)
     scale = np.sqrt(v)
@@ -286,7 +280,6 @@ def test_component_without_prior_variance_is_fixed():
 
 
 @given(seeds, st.sampled_from([1e-3, 1.0, 30.0, 1e3]), st.sampled_from([0.0, 1.0, 40.0]))
-@settings(max_examples=60, deadline=None)
 def test_extreme_sites_stay_finite(seed, size, distance):
     rng = np.random.default_rng(seed)
     n_features, n_components = rng.integers(1, 60), rng.integers(1, 8)

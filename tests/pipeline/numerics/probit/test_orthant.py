@@ -3,7 +3,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mpmath import mp, mpf
 from scipy.special import log_ndtr, logsumexp, ndtr
@@ -217,7 +217,6 @@ def test_a_pattern_all_but_impossible_has_a_finite_value_and_a_large_error():
 
 
 @given(seeds)
-@settings(max_examples=10, deadline=None)
 def test_missing_values_are_integrated_out(seed):
     X, R, thresholds = random_problem(seed)
     observed = np.random.default_rng(seed).random(X.shape) < 0.6
@@ -240,7 +239,6 @@ def test_no_rows_give_no_results():
 
 
 @given(seeds)
-@settings(max_examples=10, deadline=None)
 def test_a_result_depends_on_its_row_alone(seed):
     X, R, thresholds = random_problem(seed)
     X = np.vstack([X, X[::2]])
@@ -268,7 +266,6 @@ def test_the_seed_fixes_the_result():
 
 
 @given(seeds)
-@settings(max_examples=10, deadline=None)
 def test_order_of_features_does_not_matter(seed):
     X, R, thresholds = random_problem(seed)
     order = np.random.default_rng(seed).permutation(len(R))
@@ -281,7 +278,6 @@ def test_order_of_features_does_not_matter(seed):
 
 
 @given(seeds)
-@settings(max_examples=10, deadline=None)
 def test_ones_and_zeros_are_mirror_images(seed):
     X, R, thresholds = random_problem(seed)
     mirrored = log_orthant_probability(1 - X, R, -thresholds, tol=1e-2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
@@ -34,7 +34,6 @@ def low_rank_plus_noise(n: int, seed: int = 0) -> Matrix:
     return factor @ factor.T + noise + noise.T
 
 
-@settings(deadline=None)
 @given(symmetric)
 def test_eigenpairs_are_those_of_the_matrix(matrix: Matrix) -> None:
     values, vectors = leading_eigenpairs(matrix, 2)
@@ -118,7 +117,6 @@ def test_the_nearest_correlation_of_higham_2002() -> None:
     assert given_matrix[0, 2] == 0  # the argument is left alone
 
 
-@settings(deadline=None, max_examples=50)
 @given(symmetric)
 def test_the_nearest_correlation_is_one_and_no_other_is_nearer(matrix: Matrix) -> None:
     repaired, distance = nearest_correlation(matrix)
