@@ -6,6 +6,7 @@ import tests.support.environment  # isort: skip  # noqa: F401  (before NumPy and
 
 import importlib
 import json
+import re
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
+from xdist.scheduler import LoadFileScheduling
 
 from flows.cli import progress
 from flows.running.server import run_embedded_server
@@ -33,6 +35,23 @@ _DEAD_ENDPOINTS = {
     "GCE_METADATA_HOST": "127.0.0.1:9",
     "GCE_METADATA_IP": "127.0.0.1:9",
 }
+
+
+# Laws of models: the first parameter is the model, then follows the kind of features.
+_LAW = re.compile(r"tests/conformance/.*\[([\w-]+):")
+
+
+class FileOrModelScheduling(LoadFileScheduling):
+    """Keeps files whole, as their tests share fixtures, and laws of a model, which share fits."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        law = _LAW.match(nodeid)
+        return law[1] if law else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileOrModelScheduling:
+    """Distribute tests to processes."""
+    return FileOrModelScheduling(config, log)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -61,7 +80,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     seen: Counter[str] = Counter()
     for item in items:
-        name = item.nodeid.partition("[")[0]
+        law = _LAW.match(item.nodeid)
+        name = law[0] if law else item.nodeid.partition("[")[0]
         seen[name] += 1
         few = item.get_closest_marker("few")
         is_further_parameter = few is not None and seen[name] > few.args[0]

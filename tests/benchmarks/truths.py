@@ -13,11 +13,10 @@ from __future__ import annotations
 import argparse
 import time
 
-from hypothesis import settings
-
 from pipeline.errors import FitError
 from pipeline.fitting.loop import fit_model
-from tests.conformance.facts import Facts, facts_of, list_facts, widen
+from tests.conformance.facts import Facts, list_facts, widen
+from tests.conformance.models import FACTS
 from tests.conformance.rows import SERIAL
 from tests.conformance.truths import (
     N_FEATURES,
@@ -55,11 +54,10 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=MODELS)
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
-    settings.register_profile("laws")  # which the files of models expect
     header = f"{'model':18} {'features':10} {'components':>10}  {'design':28}"
     print(f"{header} {'fits':>4} {'below':>5} {'lowest':>9} {'CPU s':>6}")
     for name in options.models:
-        for kind, facts in list_facts(facts_of(name)).items():
+        for kind, facts in list_facts(FACTS[name]).items():
             facts, fits, below = widen(facts, N_FEATURES), 0, 0
             for n_components in (1, 2, 4):
                 for design in DESIGNS:

@@ -1,6 +1,9 @@
-"""What laws are given: the facts of the model whose file they are in, and an artifact of it."""
+"""What laws are given: facts about each model, and an artifact of it."""
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -9,28 +12,66 @@ from pipeline.data.features import join_values
 from pipeline.models import registry
 from storage.artifacts.artifacts import Artifact, load_artifact
 from tests.conformance.facts import Facts, list_facts, widen
-from tests.conformance.rows import N_VARIED_FEATURES, varied
+from tests.conformance.models import FACTS, REPRESENTATIVE
+from tests.conformance.rows import (
+    N_VARIED_FEATURES,
+    draw_probit_values,
+    fitted,
+    probit,
+    varied,
+)
+from tests.conformance.truths import find_truth
 from tests.support.data import write_arrays
 from tests.support.fits import write_fit
 
+N_CASES = 3
+"""Cases of a law that are checked by default of a model that is not representative."""
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Check laws for each kind of features that the model explains."""
+    """Check laws of every model, for each kind of features that it explains."""
     if "facts" not in metafunc.fixturenames:
         return
     with pytest.MonkeyPatch.context() as patch:  # no model of the tests stays registered
         patch.setattr(registry, "_imported_models", {})
-        kinds = [*list_facts(metafunc.module.FACTS)]
-    metafunc.parametrize("facts", kinds, indirect=True, scope="module")
+        cases = [(name, kind) for name, facts in FACTS.items() for kind in list_facts(facts)]
+    ids = [f"{name.rpartition(':')[2]}:{kind}" for name, kind in cases]
+    metafunc.parametrize("facts", cases, ids=ids, indirect=True, scope="session")
 
 
-@pytest.fixture(scope="module")
-def facts(request: pytest.FixtureRequest) -> Facts:
-    """`FACTS` of the model's file, for a kind of features."""
-    return list_facts(request.module.FACTS)[request.param]
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave laws that are slow for a model to the matrix, and most cases of similar models.
+
+    Ordinal features of models that also take continuous ones are left to the matrix, because
+    these are checked with ordinal features beside them.
+    """
+    seen: Counter[tuple[str, str]] = Counter()
+    for item in items:
+        if not isinstance(item, pytest.Function) or "facts" not in item.fixturenames:
+            continue
+        name, kind = item.callspec.params["facts"]
+        law, facts = item.originalname, FACTS[name]
+        is_slow = not {law, f"{law}[{kind}]"}.isdisjoint(facts.slow)
+        is_covered = kind == "ordinal" and "continuous" in list_facts(facts)
+        if is_slow or is_covered:
+            item.add_marker(pytest.mark.matrix)
+        elif name not in REPRESENTATIVE:
+            seen[law, name] += 1
+            if seen[law, name] > N_CASES:
+                item.add_marker(pytest.mark.matrix)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
+def facts(request: pytest.FixtureRequest) -> Iterator[Facts]:
+    """Facts about a model, for a kind of features; forgets what was fitted for them afterwards."""
+    name, kind = request.param
+    yield list_facts(FACTS[name])[kind]
+    for function in (draw_probit_values, probit, fitted, varied, find_truth):
+        function.cache_clear()
+
+
+@pytest.fixture(scope="session")
 def stored(facts: Facts, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     """The artifact of a fit to `varied`."""
     facts = widen(facts, N_VARIED_FEATURES)

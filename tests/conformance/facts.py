@@ -1,4 +1,4 @@
-"""What the laws need to know of a single model; its own file says it.
+"""What the laws need to know of a single model.
 
 A model that takes features with levels, or continuous ones, keeps the laws for them too: see
 `list_facts`.
@@ -6,7 +6,6 @@ A model that takes features with levels, or continuous ones, keeps the laws for 
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
@@ -231,14 +230,3 @@ def list_facts(facts: Facts) -> Mapping[FeatureKind, Facts]:
 def widen(facts: Facts, n_features: int) -> Facts:
     """The same with another number of features."""
     return replace(facts, n_features=n_features)
-
-
-def module_of(name: str) -> str:
-    """The module with the facts of a model."""
-    return f"tests.conformance.test_{name.replace('-', '_')}"
-
-
-def facts_of(name: str) -> Facts:
-    """The facts of a model, for tests of other things that go over all models."""
-    found: Facts = importlib.import_module(module_of(name)).FACTS
-    return found

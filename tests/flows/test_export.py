@@ -20,7 +20,7 @@ from flows.exporting.files import make_table, write_table
 from pipeline.models.registry import find_models
 from storage import load_artifact, open_codes, open_dataset
 from storage.dataset.dataset import BinaryDataset
-from tests.conformance.facts import facts_of
+from tests.conformance.models import FACTS
 from tests.support.data import draw_probit_rows, find_shared_data, write_arrays
 from tests.support.faults import limit_file_size
 from tests.support.fits import write_fit
@@ -54,7 +54,7 @@ def artifact(folder: Path, dataset: BinaryDataset) -> Any:
     """Path of the fit of a model."""
 
     def fitted(name: str, *settings: str) -> Path:
-        model = build_model(name, "2", settings) if settings else facts_of(name).make()
+        model = build_model(name, "2", settings) if settings else FACTS[name].make()
         return write_fit(folder / "-".join((name, *settings)), model, dataset)
 
     return lru_cache(fitted)

@@ -14,7 +14,7 @@ from pipeline.models.capabilities import CanSample
 from pipeline.models.registry import find_models
 from storage import load_artifact, open_dataset
 from storage.dataset.dataset import BinaryDataset
-from tests.conformance.facts import facts_of
+from tests.conformance.models import FACTS
 from tests.storage.conftest import files_of
 from tests.support.data import draw_probit_rows, write_arrays
 from tests.support.fits import write_fit
@@ -31,7 +31,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Any:
         ["night"] * 500 + ["day"] * 300 + ["dusk"] * 200
     )
     dataset = write_arrays(folder / "d.zarr", X, segments=segments, names=NAMES)
-    return lru_cache(lambda name: write_fit(folder / name, facts_of(name).make(), dataset))
+    return lru_cache(lambda name: write_fit(folder / name, FACTS[name].make(), dataset))
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +68,7 @@ def pair_shares(X: np.ndarray) -> np.ndarray:
         if name in {"bernoulli-mixture", "blica"}
         else pytest.param(name, marks=pytest.mark.matrix)
         for name in sorted(find_models())
-        if isinstance(facts_of(name).make(), CanSample)
+        if isinstance(FACTS[name].make(), CanSample)
     ],
 )
 def test_a_sample_has_the_pair_shares_of_the_model(sampled, fitted, name):
@@ -119,9 +119,7 @@ def test_every_executor_gives_the_same_bytes(sampled, cluster):
 def test_a_sample_can_be_fitted(cli, sampled, fitted, name):
     sampled(name)
     plain = [
-        word
-        for item in facts_of(name).plain.items()
-        for word in ("--set", "=".join(map(str, item)))
+        word for item in FACTS[name].plain.items() for word in ("--set", "=".join(map(str, item)))
     ]
     given = ("--dataset", "s.zarr", "--model", name, "--components", 2, *plain)
     truth = ("--truth",) if name == "blica" else ()

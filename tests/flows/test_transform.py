@@ -31,7 +31,7 @@ from storage.codes.codes import (
     create_codes,
     seal_codes,
 )
-from tests.conformance.facts import facts_of
+from tests.conformance.models import FACTS
 from tests.storage.conftest import files_of, write_dataset
 from tests.support.data import draw_probit_rows, write_arrays
 from tests.support.fits import write_fit
@@ -72,7 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def artifact(folder: Path) -> Any:
     """Path of the fit of a model."""
     dataset = open_dataset(folder / "fitted.zarr")
-    return lru_cache(lambda name: write_fit(folder / name, facts_of(name).make(), dataset))
+    return lru_cache(lambda name: write_fit(folder / name, FACTS[name].make(), dataset))
 
 
 @pytest.fixture(autouse=True)
@@ -173,7 +173,7 @@ def reconstructed(path: Path, codes: dict[str, np.ndarray]) -> np.ndarray:
     [
         name if name in {"blica", "rbm"} else pytest.param(name, marks=pytest.mark.matrix)
         for name in sorted(find_models())
-        if isinstance(facts_of(name).make(), CanReconstruct)
+        if isinstance(FACTS[name].make(), CanReconstruct)
     ],
 )
 def test_rows_are_made_of_codes_again(transformed, artifact, name):

@@ -140,6 +140,3 @@ def test_an_empty_level_is_bounded_and_reported(facts: Facts, level: int) -> Non
     block = data.take_rows(slice(40)).pack()
     assert_finite(facts.make().transform(state.params, block, RowRandom(0)))
     assert any(f"f{feature}" in warning.features for warning in state.warnings)
-
-
-__all__ = [name for name in globals() if name.startswith("test_")]

@@ -1,4 +1,4 @@
-"""Clipped PCA keeps the laws."""
+"""Facts about Clipped PCA."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import numpy as np
 
 from pipeline.numerics.metrics import match_columns
 from tests.conformance.facts import N_FEATURES, Facts, Pairs
-from tests.conformance.laws import *  # noqa: F403
 
 
 def principal_components(found: Any, truth: Any) -> Pairs:

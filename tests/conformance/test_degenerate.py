@@ -68,6 +68,3 @@ def test_tolerant_settings_accept_a_constant_column(facts: Facts) -> None:
     if facts.tolerant:
         assert check_degenerate(facts, facts.make(), "zeros") is None
         assert check_degenerate(facts, facts.make_tolerant(), "zeros") is not None
-
-
-__all__ = [name for name in globals() if name.startswith("test_")]

@@ -130,6 +130,3 @@ def test_impossible_values_are_refused(facts: Facts, stored: Artifact, how: str)
             if isinstance(model, CanSample):
                 found["rows"] = model.sample(params, 20, np.random.default_rng(0))
             assert [key for key in found if not np.isfinite(found[key]).all()] == [], name
-
-
-__all__ = [name for name in globals() if name.startswith("test_")]

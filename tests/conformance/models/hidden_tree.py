@@ -1,4 +1,4 @@
-"""The hidden tree keeps the laws."""
+"""Facts about The hidden tree."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from tests.conformance.facts import Facts, Floats, Pairs
-from tests.conformance.laws import *  # noqa: F403
-from tests.conformance.test_bernoulli_mixture import codes_of_components
+from tests.conformance.models.bernoulli_mixture import codes_of_components
 
 
 def pairs_of_levels(params: Any) -> Floats:

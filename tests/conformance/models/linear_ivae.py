@@ -1,4 +1,4 @@
-"""The linear iVAE keeps the laws."""
+"""Facts about The linear iVAE."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from tests.conformance.facts import Facts, Floats, Pairs, codes_by_segment
-from tests.conformance.laws import *  # noqa: F403
 
 
 def shares_of_pairs(params: Any) -> Floats:

@@ -1,4 +1,4 @@
-"""The restricted Boltzmann machine keeps the laws."""
+"""Facts about The restricted Boltzmann machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from tests.conformance.facts import Facts, Floats, Pairs
-from tests.conformance.laws import *  # noqa: F403
 
 
 def hidden_states(params: Any) -> tuple[Floats, Floats, None]:

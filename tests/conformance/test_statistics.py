@@ -196,6 +196,3 @@ def test_statistics_survive_artifacts(facts: Facts, tmp_path: Path) -> None:
         save_statistics(tmp_path / str(k), part)
         loaded = load_statistics(type(part), tmp_path / str(k))
         assert_same(loaded.to_arrays(), part.to_arrays())
-
-
-__all__ = [name for name in globals() if name.startswith("test_")]

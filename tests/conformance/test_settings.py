@@ -45,6 +45,3 @@ def test_memory_grows_with_the_features(facts: Facts) -> None:
     needs = [facts.make().estimate_memory(n_features, 1, 2) for n_features in (10, 100, 1000)]
     assert needs == sorted(needs)
     assert all(isinstance(need, int) and need >= 0 for need in needs)
-
-
-__all__ = [name for name in globals() if name.startswith("test_")]

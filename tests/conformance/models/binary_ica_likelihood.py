@@ -1,4 +1,4 @@
-"""Binary ICA by likelihood keeps the laws."""
+"""Facts about Binary ICA by likelihood."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import numpy as np
 
 from pipeline.numerics.metrics import match_columns
 from tests.conformance.facts import Facts, Floats, Pairs, codes_by_segment
-from tests.conformance.laws import *  # noqa: F403
-from tests.conformance.test_blica import signal_correlations
+from tests.conformance.models.blica import signal_correlations
 
 
 def thresholds(params: Any) -> Floats:

@@ -1,4 +1,4 @@
-"""The mixture of trees keeps the laws."""
+"""Facts about The mixture of trees."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from scipy.optimize import linear_sum_assignment
 
 from pipeline.numerics.trees.spanning_tree import ROOT
 from tests.conformance.facts import Facts, Floats, Pairs
-from tests.conformance.laws import *  # noqa: F403
-from tests.conformance.test_bernoulli_mixture import codes_of_components
+from tests.conformance.models.bernoulli_mixture import codes_of_components
 
 
 def pairs_of_levels(params: Any) -> Floats:

@@ -75,6 +75,3 @@ def test_scores_have_one_sign_across_forms(facts: Facts, design: str) -> None:
         for part in np.array_split(np.arange(len(data.X)), n_forms)
     ]
     assert len(set(signs)) == 1
-
-
-__all__ = [name for name in globals() if name.startswith("test_")]

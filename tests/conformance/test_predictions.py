@@ -84,6 +84,3 @@ def test_imputed_probabilities_do_not_depend_on_how_rows_are_cut(facts: Facts) -
 
     cuts = [slice(0, 1), slice(1, 64), slice(64, 200)]
     assert imputed(slice(0, 200)) == b"".join(map(imputed, cuts))
-
-
-__all__ = [name for name in globals() if name.startswith("test_")]

@@ -134,6 +134,3 @@ def test_no_rows_have_no_codes(facts: Facts) -> None:
     nothing = probit(facts).take_rows(slice(0)).pack()
     codes = facts.make().transform(fitted(facts).params, nothing, RowRandom(0))
     assert codes["mean"].shape == (0, 2)
-
-
-__all__ = [name for name in globals() if name.startswith("test_")]

@@ -150,6 +150,3 @@ def test_weights_of_1_change_nothing(facts: Facts) -> None:
         for rows in (data, replace(data, weights=np.ones(len(data.X))))
     )
     assert_same({name: weighted[name] for name in plain}, plain)
-
-
-__all__ = [name for name in globals() if name.startswith("test_")]

@@ -122,6 +122,3 @@ def test_states_survive_storage(facts: Facts, tmp_path: Path) -> None:
             assert_same(getattr(loaded, name), getattr(state, name))
         bare = {"params": None, "working": {}, "auxiliary": {}, "acceleration": {}}
         assert replace(loaded, **bare) == replace(state, **bare)
-
-
-__all__ = [name for name in globals() if name.startswith("test_")]

@@ -1,4 +1,4 @@
-"""The latent trait model keeps the laws."""
+"""Facts about The latent trait model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 from pipeline.numerics.metrics import match_columns
 from tests.conformance.facts import Facts, Pairs
-from tests.conformance.laws import *  # noqa: F403
 
 
 def principal_axes_of_weights(found: Any, truth: Any) -> Pairs:

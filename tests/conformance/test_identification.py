@@ -45,6 +45,3 @@ def test_linked_features_are_not_warned_of(facts: Facts, design: str) -> None:
     seen = DESIGNS[design](N_ROWS, facts.n_features, np.random.default_rng(0))
     state = outcome(facts.make_brief(2), lose_by_design(facts, seen), [200] * 3)
     assert isinstance(state, FitError) or not any(UNLINKED in w.text for w in state.warnings)
-
-
-__all__ = [name for name in globals() if name.startswith("test_")]

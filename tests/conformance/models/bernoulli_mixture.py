@@ -1,4 +1,4 @@
-"""The Bernoulli mixture keeps the laws."""
+"""Facts about The Bernoulli mixture."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from tests.conformance.facts import Facts, Floats, Pairs
-from tests.conformance.laws import *  # noqa: F403
 
 
 def codes_of_components(params: Any) -> tuple[Floats, Floats, None]:

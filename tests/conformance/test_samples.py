@@ -194,6 +194,3 @@ def test_reconstructions_are_well_formed(facts: Facts) -> None:
         numbers = model.reconstruct_numbers(params, codes)
         assert numbers.shape == (7, len(continuous))
         assert np.isfinite(numbers).all()
-
-
-__all__ = [name for name in globals() if name.startswith("test_")]

@@ -1,4 +1,4 @@
-"""BLICA keeps the laws."""
+"""Facts about BLICA."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import numpy as np
 
 from pipeline.numerics.metrics import match_columns
 from tests.conformance.facts import Facts, Floats, Pairs, codes_by_segment
-from tests.conformance.laws import *  # noqa: F403
 
 
 def nonstationary_sources(found: Any, truth: Any) -> Pairs:

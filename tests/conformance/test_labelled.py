@@ -1,8 +1,0 @@
-"""A model that reads labels keeps the laws."""
-
-from __future__ import annotations
-
-from tests.conformance.facts import Facts
-from tests.conformance.laws import *  # noqa: F403
-
-FACTS = Facts("tests.models.labelled:Labelled")
