@@ -1,6 +1,6 @@
 """Commands in an installation without extras: the same results, or one line that names the extra.
 
-Packages that only extras need cannot be imported in the processes that are started here.
+Packages that only extras need cannot be imported in the process that is started here.
 """
 
 from __future__ import annotations
@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib.metadata import packages_distributions, requires
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -20,16 +22,53 @@ import storage
 from flows.__main__ import list_commands
 
 PROGRAM = """
-import json, runpy, sys
+import json, os, runpy, sys
+from contextlib import redirect_stderr, redirect_stdout
 from importlib.machinery import PathFinder
+from io import StringIO
 
-hidden = frozenset(json.loads(sys.argv.pop(1)))
+hidden, modules, commands = json.load(sys.stdin)
 find = PathFinder.find_spec
 PathFinder.find_spec = lambda name, *rest: None if name in hidden else find(name, *rest)
-{action}
+os.environ["PREFECT_API_URL"] = "http://127.0.0.1:9/api"
+from flows.running.flow import run_flow
+with redirect_stderr(StringIO()) as err:
+    assert run_flow("fit", None, lambda: {"done": 1}) == {"done": 1}
+results = [(0, err.getvalue(), [])]
+del os.environ["PREFECT_API_URL"]
+for name, *words in commands:
+    sys.argv[1:], code, files = words, 0, os.listdir()
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as err:
+        try:
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+        except SystemExit as leaving:
+            code = leaving.code or 0
+    results.append((code, err.getvalue(), sorted({*os.listdir()} - {*files})))
+    print(*words, results[-1], file=sys.stderr)
+for name in modules:
+    __import__(name, fromlist=["app"])
+json.dump(results, sys.stdout)
 """
-RUN_COMMAND = 'runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)'
-IMPORT_ALL = "for name in sys.argv[1:]: __import__(name, fromlist=['app'])"
+INGEST = ("flows.ingest", "x.npy", "--dataset", "x.zarr")
+FIT = ("flows.fit", "--dataset", "x.zarr", "--components", "2", "--output")
+NEEDS: Mapping[tuple[str, ...], str] = {
+    ("flows.report", "--artifact", "runs/x"): "report",
+    ("flows.experiments", "clipped-pca"): "report",
+    ("flows.experiments", "loadings", "--artifact", "runs/x"): "report",
+    ("flows.serve",): "flows",
+    ("flows.fit", "--dataset", "example:digits", "--cluster", "name"): "flows",
+    ("flows.certificates", "folder"): "tls",
+    ("flows.fit", "--dataset", "s3://bucket/x"): "stores",
+}
+"""Commands, and the extra that each needs."""
+
+
+class CoreResult(NamedTuple):
+    """What a command did in an installation without extras."""
+
+    code: int
+    err: str
+    new_files: list[str]
 
 
 def find_core_distributions() -> set[str]:
@@ -49,28 +88,43 @@ def find_core_distributions() -> set[str]:
     return found
 
 
-def find_hidden_packages() -> str:
+def find_hidden_packages() -> list[str]:
     core = find_core_distributions()
     assert "numpy" in core
     assert not core & {"prefect", "pydantic", "matplotlib", "cryptography"}
-    return json.dumps(
-        [
-            package
-            for package, names in packages_distributions().items()
-            if not core & {*map(canonicalize_name, names)}
-        ]
-    )
+    return [
+        package
+        for package, names in packages_distributions().items()
+        if not core & {*map(canonicalize_name, names)}
+    ]
 
 
-def run_without_extras(
-    folder: Path, action: str, *words: str | Path
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(action=action), find_hidden_packages(), *words],
+@pytest.fixture(scope="module")
+def core_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("core")
+    np.save(folder / "x.npy", np.random.default_rng(1).integers(0, 2, (200, 6), dtype=np.uint8))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def core_results(core_folder: Path) -> Mapping[tuple[str, ...], CoreResult]:
+    """The results of all commands, in one process that can import the others too.
+
+    `run_flow` is a run that Prefect should record.
+    """
+    packages = ("experiments", "report")
+    modules = [f"flows.{name}{'.__main__' * (name in packages)}" for name in list_commands()]
+    commands = [*NEEDS, INGEST, (*FIT, "core")]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::RuntimeWarning", "-c", PROGRAM],
+        input=json.dumps([find_hidden_packages(), modules, commands]),
         capture_output=True,
         text=True,
-        cwd=folder,
+        cwd=core_folder,
     )
+    assert done.returncode == 0, done.stderr
+    results = [CoreResult(*result) for result in json.loads(done.stdout)]
+    return dict(zip([("run_flow",), *commands], results, strict=True))
 
 
 def test_a_core_installation_is_small() -> None:
@@ -78,55 +132,34 @@ def test_a_core_installation_is_small() -> None:
     assert len(find_core_distributions() - {"urllib3"}) <= 46
 
 
-def test_all_commands_can_be_imported(tmp_path: Path) -> None:
-    packages = ("experiments", "report")
-    modules = [f"flows.{name}{'.__main__' * (name in packages)}" for name in list_commands()]
-    done = run_without_extras(tmp_path, IMPORT_ALL, *modules)
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_fit_is_the_same_without_a_report(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.random.default_rng(1).integers(0, 2, (200, 6), dtype=np.uint8))
-    ingest = ("flows.ingest", "x.npy", "--dataset", "x.zarr")
-    assert run_without_extras(tmp_path, RUN_COMMAND, *ingest).returncode == 0
-    fit = ("fit", "--dataset", "x.zarr", "--components", "2", "--output")
-    done = run_without_extras(tmp_path, RUN_COMMAND, *("flows.fit", *fit[1:], "core"))
-    assert done.returncode == 0, done.stderr
-    assert "The fit has no report. A report needs the package" in done.stderr
-    assert "pip install 'latentbits[report]'" in done.stderr
-    full = subprocess.run([sys.executable, "-m", "flows.fit", *fit[1:], "full"], cwd=tmp_path)
-    assert full.returncode == 0
-    core, other = (storage.load_artifact(tmp_path / name) for name in ("core", "full"))
+def test_a_fit_is_the_same_without_a_report(
+    core_folder: Path, core_results: Mapping[tuple[str, ...], CoreResult], cli: Any
+) -> None:
+    assert core_results[INGEST].code == 0, core_results[INGEST].err
+    done = core_results[*FIT, "core"]
+    assert done.code == 0, done.err
+    assert "The fit has no report. A report needs the package" in done.err
+    assert "pip install 'latentbits[report]'" in done.err
+    dataset, output = core_folder / "x.zarr", core_folder / "full"
+    full = cli("fit", "--dataset", dataset, "--components", "2", "--output", output)
+    assert full.code == 0, full.err
+    core, other = (storage.load_artifact(core_folder / name) for name in ("core", "full"))
     assert {name: core[name].tobytes() for name in core} == {n: other[n].tobytes() for n in other}
 
 
-@pytest.mark.parametrize(
-    ("words", "extra"),
-    [
-        (("report", "--artifact", "runs/x"), "report"),
-        (("experiments", "clipped-pca"), "report"),
-        (("experiments", "loadings", "--artifact", "runs/x"), "report"),
-        (("serve",), "flows"),
-        (("fit", "--dataset", "example:digits", "--cluster", "name"), "flows"),
-        (("certificates", "folder"), "tls"),
-        (("fit", "--dataset", "s3://bucket/x"), "stores"),
-    ],
-)
-def test_what_needs_an_extra_names_it(tmp_path: Path, words: tuple[str, ...], extra: str) -> None:
-    name, *options = words
-    done = run_without_extras(tmp_path, RUN_COMMAND, f"flows.{name}", *options)
-    assert done.returncode == 2, done.stderr
-    assert f"Run: pip install 'latentbits[{extra}]'" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize("words", NEEDS, ids=" ".join)
+def test_what_needs_an_extra_names_it(
+    core_results: Mapping[tuple[str, ...], CoreResult], words: tuple[str, ...]
+) -> None:
+    done = core_results[words]
+    assert done.code == 2, done.err
+    assert f"Run: pip install 'latentbits[{NEEDS[words]}]'" in done.err
+    assert len(done.err.splitlines()) == 1
+    assert done.new_files == []
 
 
-def test_a_run_that_prefect_cannot_record_says_so(tmp_path: Path) -> None:
-    program = (
-        "import os; os.environ['PREFECT_API_URL'] = 'http://127.0.0.1:9/api'\n"
-        "from flows.running.flow import run_flow\n"
-        "assert run_flow('fit', None, lambda: {'done': 1}) == {'done': 1}"
-    )
-    done = run_without_extras(tmp_path, program)
-    assert done.returncode == 0, done.stderr
-    assert "PREFECT_API_URL is set, but Prefect is not installed" in done.stderr
+def test_a_run_that_prefect_cannot_record_says_so(
+    core_results: Mapping[tuple[str, ...], CoreResult],
+) -> None:
+    err = core_results["run_flow",].err
+    assert "PREFECT_API_URL is set, but Prefect is not installed" in err

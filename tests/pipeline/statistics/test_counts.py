@@ -63,11 +63,11 @@ def weigh(block: BinaryBlock, draw: st.DataObject) -> BinaryBlock:
 
 def count_weighted_pairs(data: DenseData, weights: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     """The tables of all pairs, in which rows count as many times as their weight."""
-    mask = data.mask.astype(np.int64)
-    ones = (data.X & data.mask).astype(np.int64)
-    return [
-        (weights * a.T) @ b for a, b in ((mask, mask), (ones, mask), (mask, ones), (ones, ones))
-    ]
+    assert weights.sum() < 2**53  # so products of floats, which are quick, are exact
+    mask = data.mask.astype(np.float64)
+    ones = (data.X & data.mask).astype(np.float64)
+    pairs = ((mask, mask), (ones, mask), (mask, ones), (ones, ones))
+    return [((weights * a.T) @ b).astype(np.int64) for a, b in pairs]
 
 
 def merged(parts: list[Any]) -> Any:
