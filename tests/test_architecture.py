@@ -73,9 +73,87 @@ def _scope(node: ast.AST, scope: str) -> str:
     return "TYPE_CHECKING" if is_condition else scope
 
 
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in FILES
+}
+
+
+def iter_imported_files(tree: ast.AST) -> Iterator[str]:
+    """Names of the project's files that a file imports, wherever in it that happens."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if name.name in MODULES)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            named = (f"{node.module}.{name.name}" for name in node.names)
+            yield from (full if full in MODULES else node.module for full in named)
+
+
+def iter_public_definitions(tree: ast.Module | ast.ClassDef) -> Iterator[Definition]:
+    """Classes, functions and methods that others may call; `__init__` needs no words."""
+    for node in tree.body:
+        if isinstance(node, Definition) and not node.name.startswith("_"):
+            yield node
+            if isinstance(node, ast.ClassDef):
+                yield from iter_public_definitions(node)
+
+
+def iter_pickle_uses(tree: ast.Module) -> Iterator[str]:
+    """Whatever writes or reads pickles."""
+    yield from (found.package for found in iter_imports(tree) if found.package in PICKLES)
+    keywords = (node for node in ast.walk(tree) if isinstance(node, ast.keyword))
+    words = (ast.unparse(node) for node in keywords if node.arg == "allow_pickle")
+    yield from (word for word in words if word != "allow_pickle=False")
+
+
+OPTION = re.compile(r"--[a-z]")
+
+
+def iter_option_mentions(tree: ast.Module) -> Iterator[str]:
+    """Strings other than docstrings that mention an option of a command."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if is_text and id(node) not in docstrings and OPTION.search(node.value):
+            yield node.value
+
+
+def iter_undocumented(tree: ast.Module) -> Iterator[str]:
+    """Names of public definitions without a docstring."""
+    if not ast.get_docstring(tree):
+        yield "the file"
+    nodes = iter_public_definitions(tree)
+    yield from (node.name for node in nodes if not ast.get_docstring(node))
+
+
+class FileSummary(NamedTuple):
+    """What the rules are about; the syntax trees of all files would take much memory."""
+
+    imports: list[FoundImport]
+    modules: list[str]
+    undocumented: list[str]
+    public_classes: list[str]
+    pickle_uses: list[str]
+    options: list[str]
+
+
 @cache
-def parse_file(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+def summarize_file(path: Path) -> FileSummary:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    classes = (node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    return FileSummary(
+        [*iter_imports(tree)],
+        [name for name in iter_imported_files(tree) if name in MODULES],
+        [*iter_undocumented(tree)],
+        [name for name in classes if not name.startswith("_")],
+        [*iter_pickle_uses(tree)],
+        [*iter_option_mentions(tree)],
+    )
 
 
 def format_path(path: Path) -> str:
@@ -98,7 +176,7 @@ def is_allowed(path: Path, found: FoundImport) -> bool:
 
 
 def test_imports_keep_the_rule() -> None:
-    found = [(path, one) for path in FILES for one in iter_imports(parse_file(path))]
+    found = [(path, one) for path in FILES for one in summarize_file(path).imports]
     assert len(found) > len(FILES)
     assert [(format_path(path), *one) for path, one in found if not is_allowed(path, one)] == []
 
@@ -123,30 +201,10 @@ def test_the_rule_sees_what_breaks_it(name: str, text: str) -> None:
     assert not all(is_allowed(ROOT / name, found) for found in iter_imports(ast.parse(text)))
 
 
-MODULES = {
-    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-    for path in FILES
-}
-
-
-def iter_imported_files(tree: ast.AST) -> Iterator[str]:
-    """Names of the project's files that a file imports, wherever in it that happens."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names if name.name in MODULES)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            named = (f"{node.module}.{name.name}" for name in node.names)
-            yield from (full if full in MODULES else node.module for full in named)
-
-
 @pytest.fixture(scope="module")
 def file_imports() -> dict[str, set[str]]:
     """What each file imports."""
-    found = {
-        name: {*iter_imported_files(parse_file(path))} & {*MODULES}
-        for name, path in MODULES.items()
-    }
-    return {name: others - {name} for name, others in found.items()}
+    return {name: {*summarize_file(path).modules} - {name} for name, path in MODULES.items()}
 
 
 def test_no_files_import_each_other_in_a_circle(file_imports: dict[str, set[str]]) -> None:
@@ -240,72 +298,32 @@ def test_the_top_level_holds_what_the_design_lists() -> None:
     assert {name for name in names - TOP_LEVEL if not name.startswith(".")} == set()
 
 
-def iter_public_definitions(tree: ast.Module | ast.ClassDef) -> Iterator[Definition]:
-    """Classes, functions and methods that others may call; `__init__` needs no words."""
-    for node in tree.body:
-        if isinstance(node, Definition) and not node.name.startswith("_"):
-            yield node
-            if isinstance(node, ast.ClassDef):
-                yield from iter_public_definitions(node)
-
-
 def test_every_public_definition_has_a_docstring() -> None:
-    trees = {format_path(path): parse_file(path) for path in FILES}
-    assert [name for name, tree in trees.items() if not ast.get_docstring(tree)] == []
-    public = [
-        (name, node) for name, tree in trees.items() for node in iter_public_definitions(tree)
-    ]
-    assert [(name, node.name) for name, node in public if not ast.get_docstring(node)] == []
+    undocumented = {format_path(path): summarize_file(path).undocumented for path in FILES}
+    assert {path: names for path, names in undocumented.items() if names} == {}
 
 
 def test_a_public_class_name_has_one_meaning() -> None:
     places: dict[str, list[str]] = {}
     for path in FILES:
-        for node in ast.walk(parse_file(path)):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places.setdefault(node.name, []).append(format_path(path))
+        for name in summarize_file(path).public_classes:
+            places.setdefault(name, []).append(format_path(path))
     assert len(places) > 100
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
 
 
-def iter_pickle_uses(tree: ast.Module) -> Iterator[str]:
-    """Whatever writes or reads pickles."""
-    yield from (found.package for found in iter_imports(tree) if found.package in PICKLES)
-    keywords = (node for node in ast.walk(tree) if isinstance(node, ast.keyword))
-    words = (ast.unparse(node) for node in keywords if node.arg == "allow_pickle")
-    yield from (word for word in words if word != "allow_pickle=False")
-
-
 def test_nothing_is_pickled() -> None:
-    assert [
-        (format_path(path), found) for path in FILES for found in iter_pickle_uses(parse_file(path))
-    ] == []
+    uses = {format_path(path): summarize_file(path).pickle_uses for path in FILES}
+    assert {path: words for path, words in uses.items() if words} == {}
     assert [*iter_pickle_uses(ast.parse("np.load(path, allow_pickle=True)"))] == [
         "allow_pickle=True"
     ]
 
 
-OPTION = re.compile(r"--[a-z]")
-
-
-def iter_option_mentions(tree: ast.Module) -> Iterator[str]:
-    """Strings other than docstrings that mention an option of a command."""
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
-    docstrings = {
-        id(node.body[0].value)
-        for node in ast.walk(tree)
-        if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)
-    }
-    for node in ast.walk(tree):
-        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
-        if is_text and id(node) not in docstrings and OPTION.search(node.value):
-            yield node.value
-
-
 @pytest.mark.parametrize("package", ["pipeline", "storage"])
 def test_only_flows_mention_options(package: str) -> None:
     found = {
-        format_path(path): [*iter_option_mentions(parse_file(path))]
+        format_path(path): summarize_file(path).options
         for path in FILES
         if format_path(path).startswith(f"{package}/")
     }
