@@ -26,6 +26,7 @@ from flows.running.server import run_embedded_server
 from pipeline.models import registry
 from storage.errors import DataError
 from storage.stores import object_store
+from tests.support.kernels import compile_kernels
 from tests.support.object_proxy import FaultyProxy, start_proxy
 from tests.support.object_servers import SERVERS, StoreServer
 
@@ -52,6 +53,15 @@ class FileOrModelScheduling(LoadFileScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileOrModelScheduling:
     """Distribute tests to processes."""
     return FileOrModelScheduling(config, log)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Compile kernels before `pytest -n 2` starts its processes, if it runs all tests."""
+    config = session.config
+    n_processes = getattr(config.option, "numprocesses", None)
+    runs_all_tests = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    if n_processes and runs_all_tests and not config.option.collectonly:
+        compile_kernels(n_processes)
 
 
 def pytest_configure(config: pytest.Config) -> None:
