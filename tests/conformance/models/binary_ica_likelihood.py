@@ -38,13 +38,16 @@ FACTS = Facts(
     codes=codes_by_segment,
     flexible={"likelihood": "ep"},  # of 40 features the integrals take long
     recovered=probit_sources,
+    n_rows=1000,
     errors={"thresholds": 4.2, "mixing": 1.7, "source_variances": 2.5},
     slow=(
         "test_a_fit_has_the_pair_shares_of_its_data",
         "test_a_fit_recovers_the_model_that_it_sampled",
+        "test_a_fit_that_has_not_converged_says_so",
         "test_a_fit_to_a_sample_recovers_the_parameters",
         "test_codes_do_not_depend_on_how_rows_are_cut",
         "test_degenerate_columns_are_refused_by_name_or_fitted",
+        "test_impossible_values_are_refused",
         "test_likelihoods_are_those_of_samples",
         "test_parameters_of_segments_say_of_which",
         "test_segments_matter_to_models_that_have_some",

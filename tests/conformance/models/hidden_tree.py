@@ -55,7 +55,9 @@ FACTS = Facts(
     errors={"pairs": 0.6, "margins": 0.6},
     truthful={},
     slow=(
+        "test_a_fit_has_the_pair_shares_of_its_data",
         "test_a_fit_recovers_the_model_that_it_sampled",
+        "test_a_warm_start_from_its_own_end_stays_there",
         "test_chunks_do_not_matter",
         "test_integer_weights_equal_repeated_rows",
         "test_they_are_with_other_settings_too",

@@ -39,6 +39,7 @@ LABELLED = Facts("tests.models.labelled:Labelled")
 LAPLACIAN_EIGENMAP = Facts(
     "laplacian-eigenmap",
     variants=({"k": 3}, {"weights": "heat"}, {"landmarks": 20, "n_components": 3}),
+    n_rows=1000,
     n_varied=4000,
     slow=("test_codes_do_not_depend_on_how_rows_are_cut",),
 )
