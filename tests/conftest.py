@@ -50,6 +50,7 @@ class FileOrModelScheduling(LoadFileScheduling):
         return law[1] if law else super()._split_scope(nodeid)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileOrModelScheduling:
     """Distribute tests to processes."""
     return FileOrModelScheduling(config, log)
