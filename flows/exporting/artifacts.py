@@ -306,7 +306,7 @@ def list_reversed_items(fitted: LoadedModel) -> list[str]:
 def make_short_test_table(fitted: LoadedModel, n_items: int) -> BatchedTable:
     """Make a table of the most informative items, in the order in which they are chosen."""
     curves = _get_item_curves(fitted)
-    slopes, offsets, asymptotes = curves.slopes, curves.offsets, curves.asymptotes
+    slopes, offsets, asymptotes = curves.slopes, curves.offsets, curves.items.asymptotes
     if not 1 <= n_items <= len(slopes):
         raise FitError(
             f"{{items}} is {n_items}, but the fit has {len(slopes):,} items. "

@@ -387,12 +387,9 @@ def _compare_curves(item: int, params: LatentTraitParams) -> Array:
 
 def _expect_score(item: int, params: LatentTraitParams, group: int, x: Array) -> Array:
     """Return the expected score of an item as a share of the highest, at traits x, (n,)."""
-    if params.n_levels is None:
-        own = params.get_group(group)
-        return np.asarray(scipy.special.expit(own.weights[item, 0] * x + own.offsets[item]))
-    planes = np.repeat(np.arange(len(params.n_levels)), params.n_levels - 1) == item
-    P = compute_plane_probabilities(params.get_level_items("graded", group), x[:, None])
-    return np.asarray(P[:, planes].mean(axis=1))
+    items = params.get_level_items("graded", group)
+    planes = np.repeat(np.arange(len(items.n_planes)), items.n_planes) == item
+    return np.asarray(compute_plane_probabilities(items, x[:, None])[:, planes].mean(axis=1))
 
 
 class ItemBias(NamedTuple):

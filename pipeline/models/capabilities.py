@@ -14,7 +14,6 @@ from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.logistic import information
-from pipeline.numerics.logistic.asymptotes import Asymptotes, compute_probabilities
 from pipeline.numerics.logistic.categories import curves
 from pipeline.passes.row_ranges import RangeResults
 from pipeline.random import RowRandom
@@ -239,25 +238,17 @@ class ItemCurves(NamedTuple):
     ----------
     slopes, offsets
         (n_features,) each; with several levels, the mean offset of the levels.
-    asymptotes
-        Guessing and slipping; None if all curves range from 0 to 1.
-    levels
-        The items if some have several levels, else None.
+    items
+        The items.
     """
 
     slopes: Array
     offsets: Array
-    asymptotes: Asymptotes | None = None
-    levels: curves.LevelItems | None = None
+    items: curves.LevelItems
 
     def compute_information(self, points: Array) -> Array:
         """Return the information of each item at points of the trait, (n_points, n_features)."""
-        if self.levels is not None:
-            by_item = curves.compute_item_information(self.levels, points[:, None])
-            return by_item[:, :, 0, 0].T
-        return information.compute_item_information(
-            self.slopes, self.offsets, points, self.asymptotes
-        )
+        return curves.compute_item_information(self.items, points[:, None])[:, :, 0, 0].T
 
     def compute_expected_score(self, points: Array) -> Array:
         """Return the expected number of ones, or sum of scores 0, 1, 2, …, (n_points,).
@@ -265,13 +256,9 @@ class ItemCurves(NamedTuple):
         Items that `find_reversed_items` finds count in reverse.
         """
         is_reversed = information.find_reversed_items(self.slopes)
-        if self.levels is not None:
-            P = curves.compute_plane_probabilities(self.levels, points[:, None])
-        else:
-            eta = np.outer(points, self.slopes) + self.offsets
-            P = compute_probabilities(eta, self.asymptotes)
-        n_planes = 1 if self.levels is None else self.levels.n_planes
-        return np.asarray(np.where(np.repeat(is_reversed, n_planes), 1 - P, P).sum(axis=1))
+        P = curves.compute_plane_probabilities(self.items, points[:, None])
+        is_reversed = np.repeat(is_reversed, self.items.n_planes)
+        return np.asarray(np.where(is_reversed, 1 - P, P).sum(axis=1))
 
 
 @runtime_checkable

@@ -263,10 +263,8 @@ def find_known_values(model: Any, params: Any) -> Array | None:
     is_known = getattr(params, "is_known", None)
     if is_known is None:
         return None
-    if params.n_levels is None:
-        forms = np.column_stack([params.weights, params.offsets])
-    else:
-        forms = params.get_level_items(model.items).to_forms()
+    forms = params.get_level_items(model.items).to_forms()
+    if params.means is not None:
         forms = measure_forms(forms, params.means, params.scales)
     return np.where(is_known, forms, np.nan)
 

@@ -8,7 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.numerics.logistic.information import compute_marginal_reliability
+from pipeline.models.capabilities import ItemCurves
+from pipeline.numerics.logistic.categories.curves import LevelItems
+from pipeline.numerics.logistic.information import average_reliability
 from storage.artifacts.artifacts import load_artifact
 from storage.codes.codes import open_codes
 from tests.support.data import draw_probit_rows, write_arrays
@@ -59,7 +61,9 @@ def test_a_short_test_of_all_items_has_the_reliability_of_the_fit(cli, artifact:
     assert sorted(table["feature"]) == NAMES
     assert table["reliability"].is_monotonic_increasing
     fit = load_artifact(artifact)
-    expected = compute_marginal_reliability(fit["weights"][:, 0], fit["offsets"])
+    slopes, offsets = fit["weights"], fit["offsets"]
+    curves = ItemCurves(slopes[:, 0], offsets, LevelItems.from_binary(slopes, offsets))
+    expected = average_reliability(lambda z: curves.compute_information(z).sum(axis=1))
     assert table["reliability"].iloc[-1] == pytest.approx(expected)
     recorded = fit.manifest["diagnostics"]["fit_statistics"]["marginal_reliability"]
     assert recorded == pytest.approx(expected)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
 from pipeline.models.latent_trait.em import LatentTraitParams
-from pipeline.models.latent_trait.standard_errors import select_rows, sum_residuals
+from pipeline.models.latent_trait.standard_errors import select_rows, sum_row_residuals
 from pipeline.numerics.logistic.bifactor import (
     TraitBlocks,
     bifactor_e_step,
@@ -64,7 +64,7 @@ def summarize_bifactor_information(
     if sample.has_sampling_weights:
         values["weighted_products"] = expand(weighted.T @ weighted)
     posterior = bifactor_posterior(X, observed, params.weights, params.offsets, blocks)
-    values |= sum_residuals(params, sample, posterior)
+    values |= sum_row_residuals(params, sample, posterior)
     sums = Sums.from_block(block, log_likelihood, values)
     if block.clusters is None or row_weights is None:
         return sums

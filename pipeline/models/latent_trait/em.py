@@ -315,13 +315,15 @@ class LatentTraitParams:
         return join_asymptotes(self.guessing, self.slipping)
 
     def get_level_items(self, kind: ItemKind, segment: int | None = None) -> LevelItems:
-        """Return items with several levels as the kernels take them, of the rows of a segment.
+        """Return the items as the kernels take them, of the rows of a segment.
 
         Without segment they are the items of the first group; see `get_group` for other segments.
         """
+        if self.n_levels is None:
+            own: Any = self if segment is None else self.get_group(segment)
+            return LevelItems.from_binary(own.weights, own.offsets, own.asymptotes)
         if segment is not None and self.group_level_offsets is not None:
             return self.select_items(segment).get_level_items(kind)
-        assert self.n_levels is not None
         assert self.level_offsets is not None
         n_planes = self.n_levels - 1
         items = np.repeat(np.arange(len(n_planes)), n_planes)

@@ -99,6 +99,7 @@ from pipeline.models.latent_trait.em import (
     use_last_lattice,
     variational_posterior,
 )
+from pipeline.models.latent_trait.integrals import compute_codes, compute_log_likelihood
 from pipeline.models.latent_trait.item_fit import add_fit_statistics, make_binary_items
 from pipeline.models.latent_trait.item_priors import (
     DEFAULT_ASYMPTOTE_PRIOR,
@@ -127,22 +128,15 @@ from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure
 from pipeline.models.support import Conflict, Support
 from pipeline.numerics.gaussian.predictive import compute_predictive_probabilities
-from pipeline.numerics.logistic.asymptote_posterior import posterior_with_asymptotes
-from pipeline.numerics.logistic.asymptotes import compute_probabilities
-from pipeline.numerics.logistic.bifactor import bifactor_posterior, find_trait_blocks
 from pipeline.numerics.logistic.categories.curves import compute_plane_probabilities
-from pipeline.numerics.logistic.categories.fit import compute_level_person_fit
+from pipeline.numerics.logistic.categories.fit import compute_person_fit
 from pipeline.numerics.logistic.categories.gaussian_items import GaussianItems
-from pipeline.numerics.logistic.categories.row_posteriors import compute_level_posterior
-from pipeline.numerics.logistic.centred_points import TraitItems, posterior_by_sampling
-from pipeline.numerics.logistic.information import compute_person_fit
+from pipeline.numerics.logistic.centred_points import TraitItems
 from pipeline.numerics.logistic.latent_nodes import (
     MAX_COMPONENTS,
     draw_nodes,
 )
 from pipeline.numerics.logistic.lattice_nodes import estimate_lattice_e_step
-from pipeline.numerics.logistic.lattice_posterior import posterior_on_lattice
-from pipeline.numerics.logistic.logistic_sites import ep_posterior
 from pipeline.numerics.logistic.parameter_expansion import estimate_trait_gaussian
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
@@ -909,23 +903,7 @@ class LatentTrait(Model):
         deviations (median; at most 0.06), and its variances are 0.98 times the exact ones (median;
         at least 0.74).
         """
-        X, observed = unpack_answers(params, block)
-        group = params.get_group(block.segment)
-        if params.n_levels is not None:
-            level_items = group.standardize(params.get_level_items(self.items, block.segment))
-            posterior: Any = compute_level_posterior(
-                X, observed, level_items, group.compute_row_means(block.covariates)
-            )
-        elif group.asymptotes is not None:
-            posterior = posterior_with_asymptotes(X, observed, group.items, group.asymptotes)
-        elif params.weights.shape[1] <= MAX_COMPONENTS:
-            means = group.compute_row_means(block.covariates)
-            posterior = posterior_on_lattice(X, observed, group.items, means)
-        elif (blocks := find_trait_blocks(params.weights != 0)) is not None:
-            posterior = bifactor_posterior(X, observed, *group.items, blocks)
-        else:
-            posterior = ep_posterior(X, observed, *group.items)
-        mean, covariance = group.to_traits(posterior.mean, posterior.covariance)
+        mean, covariance = compute_codes(params, self.items, block)
         variance = np.diagonal(covariance, axis1=1, axis2=2)
         return {"mean": mean, "variance": variance, "covariance": covariance}
 
@@ -934,19 +912,15 @@ class LatentTrait(Model):
     ) -> Mapping[str, Array]:
         """Return `l_z`, `infit`, `outfit` and `l_z_star` of each row at its code, (n_samples,)."""
         X, observed = unpack_answers(params, block)
-        if params.n_levels is not None:
-            items = params.get_level_items(self.items, block.segment)
-            return compute_level_person_fit(X, observed, items, codes)._asdict()
-        group = params.get_group(block.segment)
-        curves = (group.weights, group.offsets, codes, group.asymptotes)
-        return compute_person_fit(X, observed, *curves)._asdict()
+        items = params.get_level_items(self.items, block.segment)
+        return compute_person_fit(X, observed, items, codes)._asdict()
 
     def get_item_curves(self, params: LatentTraitParams) -> ItemCurves:
         """Return the curves of a fit with one trait."""
         if (q := params.weights.shape[1]) != 1:
             raise FitError(f"The fit has {q} traits. Fit again with {{components=1}}.")
-        levels = None if params.n_levels is None else params.get_level_items(self.items)
-        return ItemCurves(params.weights[:, 0], params.offsets, params.asymptotes, levels)
+        items = params.get_level_items(self.items)
+        return ItemCurves(params.weights[:, 0], params.offsets, items)
 
     def lower_bound(self, params: LatentTraitParams, block: BinaryBlock, rng: RowRandom) -> Array:
         """Return the variational lower bound on log P(t) of each row, (n_samples,), nats.
@@ -965,27 +939,7 @@ class LatentTrait(Model):
 
         Computed by quadrature for up to 3 components and bifactor models, else by sampling.
         """
-        X, observed = unpack_answers(params, block)
-        group = params.get_group(block.segment)
-        items = group.items
-        if params.n_levels is not None:
-            level_items = group.standardize(params.get_level_items(self.items, block.segment))
-            posterior: Any = compute_level_posterior(
-                X, observed, level_items, group.compute_row_means(block.covariates)
-            )
-        elif params.weights.shape[1] <= MAX_COMPONENTS:
-            if group.asymptotes is None:
-                means = group.compute_row_means(block.covariates)
-                posterior = posterior_on_lattice(X, observed, items, means)
-            else:
-                posterior = posterior_with_asymptotes(X, observed, items, group.asymptotes)
-        elif (blocks := find_trait_blocks(params.weights != 0)) is not None:
-            posterior = bifactor_posterior(X, observed, *items, blocks)
-        else:
-            posterior = posterior_by_sampling(X, observed, items, rng, block.rows)
-            return LogLikelihood(posterior.log_likelihood, posterior.standard_error)
-        nats, error = posterior.log_likelihood, posterior.standard_error
-        return LogLikelihood(nats, np.zeros_like(nats), integration_error=error)
+        return compute_log_likelihood(params, self.items, block, rng)
 
     def sample(
         self,
@@ -1016,8 +970,7 @@ class LatentTrait(Model):
             group = params.get_population(segment)
             codes[rows], _ = group.to_traits(codes[rows], np.empty((0, *group.root.shape)))
         uniform = rng.random((n_samples, len(params.weights)))
-        if params.n_levels is not None:
-            uniform = np.repeat(uniform, params.n_levels - 1, axis=1)
+        uniform = np.repeat(uniform, params.get_level_items(self.items).n_planes, axis=1)
         bits = (uniform < self.reconstruct(params, codes, segments)).astype(np.uint8)
         numbers = self.reconstruct_numbers(params, codes, segments)
         if numbers.size:
@@ -1033,18 +986,11 @@ class LatentTrait(Model):
 
         Items with several levels have P(y ≥ level | x) of all planes, (n_samples, n_planes).
         """
-        n_columns = len(params.weights)
-        if params.n_levels is not None:
-            n_columns = int((params.n_levels - 1).sum())
+        n_columns = len(params.get_level_items(self.items).offsets)
         probabilities = np.empty((len(codes), n_columns))
         for rows, segment in _iter_segments(params, segments, len(codes)):
-            if params.n_levels is not None:
-                items = params.get_level_items(self.items, segment)
-                probabilities[rows] = compute_plane_probabilities(items, codes[rows])
-                continue
-            group = params.get_population(segment)
-            logits = codes[rows] @ group.weights.T + group.offsets
-            probabilities[rows] = compute_probabilities(logits, group.asymptotes)
+            items = params.get_level_items(self.items, segment)
+            probabilities[rows] = compute_plane_probabilities(items, codes[rows])
         return probabilities
 
     def reconstruct_numbers(

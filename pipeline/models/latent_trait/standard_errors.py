@@ -38,7 +38,8 @@ from pipeline.numerics.logistic.asymptote_scores import (
     sum_asymptote_cluster_scores,
     sum_asymptote_scores,
 )
-from pipeline.numerics.logistic.asymptotes import compute_probabilities
+from pipeline.numerics.logistic.categories.curves import LevelItems
+from pipeline.numerics.logistic.categories.fit import sum_residuals
 from pipeline.numerics.logistic.information import find_reversed_items
 from pipeline.numerics.logistic.latent_nodes import (
     MAX_COMPONENTS,
@@ -172,7 +173,7 @@ def summarize_regression_scores(
     weighted = z if sample.row_weights is None else z * sample.row_weights[:, None]
     values = {
         **_sum_scores(params, sample, posterior),
-        **sum_residuals(params, sample, posterior),
+        **sum_row_residuals(params, sample, posterior),
         "covariate_curvature": weighted.T @ z,
     }
     return _make_sums(params, block, 0.0, values, sample, posterior)
@@ -302,7 +303,7 @@ def summarize_information(
     else:
         posterior = node_posterior(sample.X, sample.observed, weights, offsets, nodes)
         values |= _sum_scores_on_nodes(params, nodes, sample, posterior)
-    values |= sum_residuals(params, sample, posterior)
+    values |= sum_row_residuals(params, sample, posterior)
     return _make_sums(params, block, log_likelihood, values, sample, posterior)
 
 
@@ -319,7 +320,7 @@ def _summarize_asymptotes(
     model = AsymptoteItems(params.items, params.asymptotes, nodes)
     X, observed = sample.X, sample.observed
     posterior = node_posterior(X, observed, *params.items, nodes, params.asymptotes)
-    values = {**values, **sum_residuals(params, sample, posterior)}
+    values = {**values, **sum_row_residuals(params, sample, posterior)}
     if is_wide(params):
         return Sums.from_block(block, log_likelihood, values)
     on_nodes = partial(sum_asymptote_scores, X, observed, model)
@@ -379,28 +380,12 @@ def _sum_scores_on_nodes(
     return {name: of_complete[name] + of_others[name] for name in of_complete}
 
 
-def sum_residuals(params: LatentTraitParams, sample: ScoredRows, posterior: HasMoments) -> Values:
+def sum_row_residuals(
+    params: LatentTraitParams, sample: ScoredRows, posterior: HasMoments
+) -> Values:
     """Sum the moments of the codes, and the squared residuals at the codes."""
-    X, observed, mean = sample.X, sample.observed, posterior.mean
-    P = compute_probabilities(mean @ params.weights.T + params.offsets, params.asymptotes)
-    variance = np.maximum(P * (1 - P), np.finfo(float).tiny)
-    mask = np.ones(X.shape) if observed is None else observed.astype(np.float64)
-    codes, covariance = mean, posterior.covariance
-    if sample.row_weights is not None:
-        mask *= sample.row_weights[:, None]
-        codes = mean * sample.row_weights[:, None]
-        covariance = covariance * sample.row_weights[:, None, None]
-    squares = mask * (X - P) ** 2
-    return {
-        "weight_informing": np.array(sample.weight),
-        "codes": codes.sum(axis=0),
-        "codes_squared": codes.T @ mean,
-        "codes_variance": covariance.sum(axis=0),
-        "observed": mask.sum(axis=0),
-        "squares": squares.sum(axis=0),
-        "variances": (mask * variance).sum(axis=0),
-        "squares_standardized": (squares / variance).sum(axis=0),
-    }
+    items = LevelItems.from_binary(*params.items, params.asymptotes)
+    return sum_residuals(sample.X, sample.observed, items, posterior, sample.row_weights)
 
 
 def count_complete_rows(

@@ -113,7 +113,7 @@ from pipeline.numerics.logistic.categories.curves import (
     make_level_nodes,
 )
 from pipeline.numerics.logistic.categories.e_step import sum_level_statistics
-from pipeline.numerics.logistic.categories.fit import sum_level_residuals
+from pipeline.numerics.logistic.categories.fit import sum_residuals
 from pipeline.numerics.logistic.categories.gaussian_items import MIN_DEVIATION
 from pipeline.numerics.logistic.categories.row_posteriors import (
     SharedNodes,
@@ -622,8 +622,7 @@ class OrdinalTrait(LatentTrait):
         posterior = of_all.take_rows(is_taken)
         if regression is not None:
             regression = leave_out_saturated(regression, posterior)
-        values["weight_informing"] = np.array(row_weights.sum())
-        values |= sum_level_residuals(X, observed, items, posterior, row_weights)
+        values |= sum_residuals(X, observed, items, posterior, row_weights)
         design = self._get_design(working, params)
         if "directions" in working:
             jacobian = self._differentiate_block_forms(design, params, block)

@@ -89,6 +89,11 @@ class LevelItems(NamedTuple):
         n_planes = np.ones(len(offsets), np.int64)
         return cls(weights, offsets, n_planes, True, asymptotes=asymptotes)
 
+    @property
+    def is_binary(self) -> bool:
+        """Whether all items have a single plane."""
+        return bool((self.n_planes == 1).all())
+
     def to_forms(self) -> Floats:
         """Return weights and offsets side by side of all planes, then of continuous items."""
         own = np.column_stack([self.weights, self.offsets])
@@ -323,7 +328,8 @@ def choose_level_lattice(
     """
     q = items.weights.shape[1]
     probes = gauss_hermite(_PROBES_PER_AXIS[q], q).points
-    total = compute_item_information(items, probes).sum(axis=0)
+    # Asymptotes make an item less informative, and leave the poles where they are.
+    total = compute_item_information(items._replace(asymptotes=None), probes).sum(axis=0)
     largest = float(np.linalg.eigvalsh(total)[:, -1].max())
     steepest = 1.0
     for alike in iter_alike(items.n_planes):

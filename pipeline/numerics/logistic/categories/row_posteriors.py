@@ -32,7 +32,7 @@ from pipeline.numerics.logistic.categories.curves import (
     tabulate_levels,
 )
 from pipeline.numerics.logistic.categories.gaussian_items import ConditionalGaussians
-from pipeline.numerics.logistic.centred_points import RowPosterior
+from pipeline.numerics.logistic.centred_points import RowPosterior, TraitItems
 from pipeline.numerics.logistic.latent_nodes import (
     NodeChecks,
     Nodes,
@@ -41,6 +41,7 @@ from pipeline.numerics.logistic.latent_nodes import (
     gauss_hermite,
 )
 from pipeline.numerics.logistic.lattice_nodes import MAX_MEAN_REACH, find_mean_reach
+from pipeline.numerics.logistic.lattice_posterior import posterior_on_lattice
 
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
@@ -76,7 +77,7 @@ class RowAnswers(NamedTuple):
 
 
 def split_answers(X: Answers, observed: Bits | None, items: LevelItems) -> RowAnswers:
-    """Split the columns of rows; `X` and `observed` are as for `compute_level_posterior`."""
+    """Split the columns of rows; `X` and `observed` are as for `compute_row_posterior`."""
     n = len(items.offsets)
     mask = np.ones(X.shape, np.uint8) if observed is None else observed
     levels = indicate_levels(X[:, :n].astype(np.uint8), mask[:, :n], items.n_planes)
@@ -227,7 +228,7 @@ def iter_own_points(
     Parameters
     ----------
     X, observed, items
-        As for `compute_level_posterior`.
+        As for `compute_row_posterior`.
     near
         The posterior given priors and continuous values.
     n_per_axis
@@ -359,7 +360,7 @@ def compute_level_node_posterior(
     Parameters
     ----------
     X, observed, items, row_means
-        As for `compute_level_posterior`.
+        As for `compute_row_posterior`.
     shared
         The nodes of rows that they suit.
     n_per_axis
@@ -397,13 +398,13 @@ def sum_common_terms(X: Answers, observed: Bits | None, items: LevelItems) -> Fl
     return items.gaussians.sum_common_terms(np.asarray(X[:, n:], np.float64), mask)
 
 
-def compute_level_posterior(
+def compute_row_posterior(
     X: Answers, observed: Bits | None, items: LevelItems, row_means: Floats | None = None
 ) -> RowPosterior:
-    """Integrate over the traits of each row.
+    """Integrate over the traits of each row, for up to 3 traits.
 
-    The error is estimated by nodes that are farther apart. A row's result depends on that row
-    alone.
+    Binary items have a faster way, see `posterior_on_lattice`. Otherwise, the error is estimated by
+    nodes that are farther apart. A row's result depends on that row alone.
 
     Parameters
     ----------
@@ -415,6 +416,8 @@ def compute_level_posterior(
     row_means
         Row n has the prior N(m_n, I) with these m_n, (n_samples, q), or N(0, I) if it is None.
     """
+    if items.is_binary and items.asymptotes is None:
+        return posterior_on_lattice(X, observed, TraitItems(*items[:2]), row_means)
     q, reach = items.weights.shape[1], min(find_mean_reach(row_means), MAX_MEAN_REACH)
     posteriors = []
     for stretch, n_fewer in ((_FINE[q], 0), (_FINE[q] * _COARSE, 2)):

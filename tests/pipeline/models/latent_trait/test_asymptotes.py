@@ -22,7 +22,6 @@ from pipeline.models.latent_trait.item_priors import parse_prior
 from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
-from pipeline.numerics.logistic.information import compute_item_information
 from pipeline.params import get_named_arrays
 from pipeline.random import RowRandom
 from tests.support.data import find_reference
@@ -94,7 +93,7 @@ def test_three_parameters_agree_with_mirt(case: str) -> None:
     np.testing.assert_allclose(fit_of_rows["l_z"], zh, atol=1e-3)
     information = np.array([*read_columns(f"{folder}_iteminfo.csv").values()], np.float64)
     curves = model.get_item_curves(params)
-    own = compute_item_information(curves.slopes, curves.offsets, information[0], curves.asymptotes)
+    own = curves.compute_information(information[0])
     np.testing.assert_allclose(own, information[1:].T, atol=1e-4)
     # mirt merges scores with few rows in another way: S-X² agrees where none are merged.
     s_x2, df = read_floats(f"{folder}_itemfit.csv", "S_X2", "df.S_X2")

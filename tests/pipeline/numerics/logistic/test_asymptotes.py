@@ -9,7 +9,6 @@ from scipy.integrate import quad
 from scipy.special import expit
 from scipy.stats import norm
 
-from pipeline.numerics.logistic.asymptote_posterior import posterior_with_asymptotes
 from pipeline.numerics.logistic.asymptotes import (
     Asymptotes,
     compute_log_probabilities,
@@ -18,8 +17,10 @@ from pipeline.numerics.logistic.asymptotes import (
     sum_item_scores,
     sum_observed_curvature,
 )
+from pipeline.numerics.logistic.categories.curves import LevelItems, compute_item_information
+from pipeline.numerics.logistic.categories.fit import compute_person_fit
+from pipeline.numerics.logistic.categories.row_posteriors import compute_row_posterior
 from pipeline.numerics.logistic.centred_points import TraitItems
-from pipeline.numerics.logistic.information import compute_item_information, compute_person_fit
 
 Floats = NDArray[np.float64]
 
@@ -34,6 +35,7 @@ PARAMETERS = np.column_stack(
 )
 ITEMS = TraitItems(np.array([[1.2], [-0.8], [2.5]]), np.array([0.3, -1.0, 0.5]))
 ASYMPTOTES = Asymptotes(np.array([0.2, 0.0, 0.1]), np.array([0.05, 0.3, 0.0]))
+BINARY_ITEMS = LevelItems.from_binary(*ITEMS, ASYMPTOTES)
 
 
 def split(parameters: Floats) -> tuple[Floats, Asymptotes]:
@@ -102,7 +104,7 @@ def curve(x: float) -> Floats:
 def test_posteriors_are_those_of_numerical_integration(is_masked: bool) -> None:
     X = np.array([[1, 0, 1], [0, 1, 0], [1, 1, 1]], np.uint8)
     observed = np.array([[1, 1, 1], [1, 0, 1], [0, 0, 0]], np.uint8) if is_masked else None
-    posterior = posterior_with_asymptotes(X, observed, ITEMS, ASYMPTOTES)
+    posterior = compute_row_posterior(X, observed, BINARY_ITEMS)
     mask = np.ones_like(X) if observed is None else observed
 
     def integrate(row: int, power: int) -> float:
@@ -124,7 +126,7 @@ def test_posteriors_are_those_of_numerical_integration(is_masked: bool) -> None:
 
 def test_information_is_the_square_of_the_slope_over_the_variance() -> None:
     points, h = np.array([-2.0, 0.1, 1.5]), 1e-6
-    found = compute_item_information(ITEMS.weights[:, 0], ITEMS.offsets, points, ASYMPTOTES)
+    found = compute_item_information(BINARY_ITEMS, points[:, None])[:, :, 0, 0].T
     for x, row in zip(points, found, strict=True):
         slope, P = (curve(x + h) - curve(x - h)) / (2 * h), curve(x)
         np.testing.assert_allclose(row, slope**2 / (P * (1 - P)), rtol=1e-6)
@@ -132,7 +134,7 @@ def test_information_is_the_square_of_the_slope_over_the_variance() -> None:
 
 def test_person_fit_is_that_of_sums_over_items() -> None:
     X, codes = np.array([[1, 0, 1], [0, 1, 0]], np.uint8), np.array([[0.4], [-1.2]])
-    fit = compute_person_fit(X, None, *ITEMS, codes, ASYMPTOTES)
+    fit = compute_person_fit(X, None, BINARY_ITEMS, codes)
     for n, (row, (x,)) in enumerate(zip(X, codes, strict=True)):
         P = curve(x)
         log_odds, squares = np.log(P / (1 - P)), (row - P) ** 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from itertools import combinations, product
 from typing import Any
 
@@ -15,20 +14,19 @@ from scipy.special import expit
 from scipy.stats import norm
 
 from pipeline.numerics.logistic.asymptotes import Asymptotes, compute_probabilities
-from pipeline.numerics.logistic.categories.curves import LevelItems
-from pipeline.numerics.logistic.categories.fit import compute_level_person_fit
-from pipeline.numerics.logistic.centred_points import TraitItems
-from pipeline.numerics.logistic.information import (
-    choose_short_test,
-    compute_item_information,
-    compute_marginal_reliability,
-    compute_person_fit,
-)
-from pipeline.numerics.logistic.lattice_posterior import posterior_on_lattice
+from pipeline.numerics.logistic.categories.curves import LevelItems, compute_item_information
+from pipeline.numerics.logistic.categories.fit import compute_person_fit
+from pipeline.numerics.logistic.categories.row_posteriors import compute_row_posterior
+from pipeline.numerics.logistic.information import average_reliability, choose_short_test
 
 Floats = NDArray[np.float64]
 SLOPES = np.array([0.5, 1.2, 2.0, -0.9, 3.0, 1.0])
 OFFSETS = np.array([0.3, -1.0, 2.5, 0.0, -4.0, 1.5])
+ITEMS = LevelItems.from_binary(SLOPES[:, None], OFFSETS)
+
+
+def compute_information(points: Floats) -> Floats:
+    return compute_item_information(ITEMS, points[:, None])[:, :, 0, 0].T
 
 
 def curve(theta: float, i: int) -> float:
@@ -37,7 +35,7 @@ def curve(theta: float, i: int) -> float:
 
 def test_information_is_the_expected_square_of_the_score() -> None:
     points, step = np.array([-2.0, 0.1, 1.7]), 1e-5
-    found = compute_item_information(SLOPES, OFFSETS, points)
+    found = compute_information(points)
     for n, theta in enumerate(points):
         for i in range(len(SLOPES)):
             p, moved = curve(theta, i), curve(theta + step, i)
@@ -55,12 +53,12 @@ def compute_reliability(items: list[int]) -> float:
 
 
 def test_marginal_reliability_is_that_of_adaptive_quadrature() -> None:
-    found = compute_marginal_reliability(SLOPES, OFFSETS)
+    found = average_reliability(lambda points: compute_information(points).sum(axis=1))
     assert found == pytest.approx(compute_reliability([*range(6)]), abs=1e-9)
 
 
 def test_a_short_test_adds_the_best_item_each_time() -> None:
-    chosen, reliability = choose_short_test(partial(compute_item_information, SLOPES, OFFSETS), 4)
+    chosen, reliability = choose_short_test(compute_information, 4)
     for n in range(4):
         before, left = chosen[:n].tolist(), set(range(6)) - set(chosen[:n].tolist())
         best = max(left, key=lambda i: compute_reliability([*before, i]))
@@ -76,7 +74,7 @@ def test_person_fit_is_that_of_sums_over_items(masked: bool) -> None:
     X = rng.integers(0, 2, (20, 6), np.uint8)
     observed = (rng.random(X.shape) < 0.7).astype(np.uint8) if masked else None
     codes = rng.standard_normal((20, 1))
-    found = compute_person_fit(X, observed, SLOPES[:, None], OFFSETS, codes)
+    found = compute_person_fit(X, observed, ITEMS, codes)
     for n in range(20):
         items = [i for i in range(6) if observed is None or observed[n, i]]
         p = {i: curve(codes[n, 0], i) for i in items}
@@ -98,9 +96,10 @@ def test_person_fit_is_that_of_sums_over_items(masked: bool) -> None:
 
 def test_rows_without_uncertain_answers_fit() -> None:
     X, nothing = np.ones((2, 6), np.uint8), np.zeros((2, 6), np.uint8)
+    certain = LevelItems.from_binary(np.zeros((6, 1)), np.full(6, 800.0))
     fits = [
-        compute_person_fit(X, nothing, SLOPES[:, None], OFFSETS, np.zeros((2, 1))),
-        compute_person_fit(X, None, 0 * SLOPES[:, None], np.full(6, 800.0), np.zeros((2, 1))),
+        compute_person_fit(X, nothing, ITEMS, np.zeros((2, 1))),
+        compute_person_fit(X, None, certain, np.zeros((2, 1))),
     ]
     np.testing.assert_array_equal(fits[0].l_z, 0.0)
     np.testing.assert_array_equal(fits[0].infit, 1.0)
@@ -112,8 +111,8 @@ def test_misfit_is_seen() -> None:
     """Answers against the curves have low l_z and large residuals."""
     theta = np.full((1, 1), 0.5)
     likely = (SLOPES * 0.5 + OFFSETS > 0).astype(np.uint8)[None]
-    fitting = compute_person_fit(likely, None, SLOPES[:, None], OFFSETS, theta)
-    opposite = compute_person_fit(1 - likely, None, SLOPES[:, None], OFFSETS, theta)
+    fitting = compute_person_fit(likely, None, ITEMS, theta)
+    opposite = compute_person_fit(1 - likely, None, ITEMS, theta)
     assert opposite.l_z[0] < -2 < 0 < fitting.l_z[0]
     assert opposite.outfit[0] > 2 > 1 > fitting.outfit[0]
 
@@ -123,15 +122,12 @@ def test_l_z_star_is_about_normal_at_estimated_codes() -> None:
     weights, offsets = rng.uniform(0.8, 2, (n_items, 1)), rng.normal(0, 1.2, n_items)
     traits = rng.standard_normal((n_rows, 1))
     X = (rng.random((n_rows, n_items)) < expit(traits @ weights.T + offsets)).astype(np.uint8)
-    codes = posterior_on_lattice(X, None, TraitItems(weights, offsets)).mean
-    fit = compute_person_fit(X, None, weights, offsets, codes)
+    items = LevelItems.from_binary(weights, offsets)
+    codes = compute_row_posterior(X, None, items).mean
+    fit = compute_person_fit(X, None, items, codes)
     assert (fit.l_z < -1.645).mean() < 0.035
     assert 0.04 < (fit.l_z_star < -1.645).mean() < 0.07
     assert fit.l_z_star.std() == pytest.approx(1.0, abs=0.05)
-    # Items with two levels have the same statistic.
-    items = LevelItems(weights, offsets, np.ones(n_items, np.int64), True, None)
-    by_level = compute_level_person_fit(X, None, items, codes)
-    np.testing.assert_allclose(by_level.l_z_star, fit.l_z_star, atol=1e-5)
 
 
 def test_l_z_star_does_not_change_with_the_code_to_first_order() -> None:
@@ -144,8 +140,8 @@ def test_l_z_star_does_not_change_with_the_code_to_first_order() -> None:
     def expect(moved: Floats) -> Floats:
         """Return the mean of the statistic over answers that have the probabilities P."""
         # It is linear in the answers, so that of P is the mean.
-        fit = compute_person_fit(P, None, weights, offsets, moved, asymptotes)
-        return fit.l_z_star
+        items = LevelItems.from_binary(weights, offsets, asymptotes)
+        return compute_person_fit(P, None, items, moved).l_z_star
 
     for step in h * np.eye(2):
         slope = (expect(codes + step) - expect(codes - step)) / (2 * h)
