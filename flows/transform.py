@@ -239,7 +239,7 @@ class TransformJob:
                 self.split,
                 self.options.seed,
                 TRANSFORM_MODULE,
-                group=self.coder.group,
+                choices={} if self.coder.group is None else {"group": self.coder.group},
             ),
             "artifact": self.coder.digest,
             "dtype": self.options.dtype,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any, ClassVar, Literal, Self, TypeVar
@@ -54,6 +55,7 @@ from pipeline.data.tables import (
 )
 from pipeline.errors import FitError
 from pipeline.executors.base import make_executor
+from pipeline.fitting.prepare import ESTIMATOR_NAMES, FitRequest
 from pipeline.inference.transform import describe_codes
 from pipeline.models.base import has_segments
 from pipeline.models.capabilities import (
@@ -66,19 +68,14 @@ from pipeline.models.capabilities import (
     check_can_reconstruct,
     check_can_sample,
 )
-from pipeline.models.settings import list_hyperparameters
+from pipeline.models.settings import AUTO, list_hyperparameters
 from pipeline.params import get_array, get_named_arrays, list_arrays
 from pipeline.statistics.counts import PairCounts
 from pipeline.statistics.labels import SEGMENT
 
 _SAMPLE_WEIGHT = "sample_weight"
-_ARGUMENT_NAMES = {
-    "components": "n_components",
-    "seed": "random_state",
-    "segment": "y",
-    "weight": _SAMPLE_WEIGHT,
-    "group": "segments",
-}
+_ARGUMENT_NAMES = {**ESTIMATOR_NAMES, "segment": "y"}
+"""Names of arguments that differ from those of `latentbits.fit`."""
 _WARNED_TEXTS: set[str] = set()
 _REMEDY = "Use binarize=T to read values above T as ones."
 F = TypeVar("F", bound=Callable[..., Any])
@@ -180,11 +177,11 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         sample_weight: ArrayLike | None = None,
     ) -> Fitted:
         rows = self._check_X(X, is_fit=True, has_levels=levels is not None)
-        weights, options = None, dict[str, Any]()
+        weights, asked = None, dict[str, Any]()
         if sample_weight is not None:
             weights = self._check_sample_weight(sample_weight, rows.n_rows)
             kind = "frequency" if _are_whole(weights) else "sampling"
-            options = {"weight": _SAMPLE_WEIGHT, "weights": kind}
+            asked = {"weight": _SAMPLE_WEIGHT, "weights": kind}
         if self.binarize is not None:
             self.binarize_ = self._choose_thresholds(rows, weights)
         self.levels_ = self._choose_levels(X, rows, levels)
@@ -196,8 +193,10 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         self._counts = None
         can_have_groups = "groups" in self.model_class.support.parts
         has_groups = can_have_groups and not has_segments(self.model_class)
-        options["are_segments_groups"] = has_groups and segments is not None
-        return api.fit_with_argument_names(dataset=dataset, **options, **self._list_fit_arguments())
+        asked["are_segments_groups"] = has_groups and segments is not None
+        with _translate_errors():
+            request = self._make_request(**asked)
+            return api.run_fit(request, dataset, make_executor(self.n_jobs))
 
     @available_if(_can_add_rows)
     def partial_fit(
@@ -233,28 +232,22 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             if self.binarize is not None:
                 self.binarize_ = self._choose_thresholds(rows)
             self.seed_ = _draw_seed(self.random_state)
-        fitted, self._counts = api.fit_to_more_rows(
-            dataset=self._make_dataset(rows, y, segments, earlier),
-            earlier=earlier,
-            **self._list_fit_arguments(),
-        )
+        dataset = self._make_dataset(rows, y, segments, earlier)
+        with _translate_errors():
+            fitted, self._counts = api.fit_to_more_rows(
+                self._make_request(), dataset, earlier, make_executor(self.n_jobs)
+            )
         return self._set_fitted(fitted)
 
-    def _list_fit_arguments(self) -> dict[str, Any]:
+    def _make_request(self, **asked: Any) -> FitRequest:
         settings = {name: getattr(self, name) for name in list_hyperparameters(self.model_class)}
-        return {
-            "argument_names": _ARGUMENT_NAMES,
-            "model": self.model_class.name,
-            # None is the default number in `fit`, but the model's choice in estimators.
-            "components": "auto" if self.n_components is None else self.n_components,
-            "seed": self.seed_,
-            "executor": make_executor(self.n_jobs),
-            "settings": settings,
-        }
+        # None is the default number in `fit`, but the model's choice in estimators.
+        components = AUTO if self.n_components is None else self.n_components
+        return FitRequest(self.model_class.name, components, settings, seed=self.seed_, **asked)
 
     def _set_fitted(self, fitted: Fitted) -> Self:
         """Set the fitted attributes, and show the warnings of the fit."""
-        self.fitted_ = fitted
+        fitted = self.fitted_ = replace(fitted, _argument_names=_ARGUMENT_NAMES)
         caller = sys._getframe(2).f_globals.get("__name__", "")
         for text in fitted.warnings:
             # scikit-learn resets the filters for every fold, which would repeat the warning.
@@ -603,6 +596,15 @@ class WeightedModelEstimator(ModelEstimator):
             If the data, a weight or a setting cannot be used.
         """
         return self._set_fitted(self._fit_rows(X, y, segments, levels, sample_weight))
+
+
+@contextmanager
+def _translate_errors() -> Iterator[None]:
+    """Translate errors so that they use the names of the arguments of estimators."""
+    try:
+        yield
+    except FitError as error:
+        raise error.with_parameter_names(_ARGUMENT_NAMES) from None
 
 
 def _check_size(rows: RowBatches, min_size: int) -> None:

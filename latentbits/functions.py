@@ -9,12 +9,12 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 from warnings import warn
 
@@ -44,10 +44,10 @@ from pipeline.data.matching import (
     find_segment_indices,
     map_fitted_segments,
 )
-from pipeline.data.plane_views import cut_levels, view_as_fitted
+from pipeline.data.plane_views import view_as_fitted
 from pipeline.data.tables import list_names, wrap_frame
 from pipeline.data.weights import RowWeights, WeightKind, weigh_rows
-from pipeline.errors import FitError, format_suggestion
+from pipeline.errors import FitError
 from pipeline.evaluation.class_outcomes import (
     check_are_no_covariates,
     check_is_mixture,
@@ -83,7 +83,8 @@ from pipeline.fitting.loop import (
     start_fit,
 )
 from pipeline.fitting.pair_work import get_pair_job_label
-from pipeline.inference.orientation import orient_fit, prepare_poles
+from pipeline.fitting.prepare import FitRequest, PatternTable, PreparedFit, prepare
+from pipeline.inference.orientation import orient_fit
 from pipeline.inference.transform import (
     AddedArrays,
     Reconstruction,
@@ -92,30 +93,9 @@ from pipeline.inference.transform import (
     transform_rows,
 )
 from pipeline.models.base import Model
-from pipeline.models.feature_kinds import (
-    check_can_have_features,
-    find_cut_levels,
-    find_split_levels,
-    split_levels_for,
-)
-from pipeline.models.known_items import (
-    KnownItems,
-    check_can_have_known_items,
-    match_items,
-)
 from pipeline.models.latent_trait.em import ItemKind
-from pipeline.models.loading_pattern import (
-    LoadingPattern,
-    make_loading_pattern,
-    match_traits,
-)
-from pipeline.models.registry import add_fixed_settings, find_model_class
-from pipeline.models.row_covariates import check_row_covariates, measure_row_covariates
-from pipeline.models.row_groups import check_can_have_groups, list_groups
-from pipeline.models.row_weights import measure_row_weights
-from pipeline.models.settings import can_be_none, check_types, list_hyperparameters
+from pipeline.models.row_covariates import check_row_covariates
 from pipeline.models.state import FitState
-from pipeline.models.structure import Structure
 from pipeline.numerics.three_step import Correction
 from pipeline.params import get_named_arrays
 from pipeline.random import RowRandom
@@ -240,150 +220,59 @@ def fit(
     FitError
         If a name or a value cannot be used, or the data cannot be fitted.
     """
-    return fit_with_argument_names(
-        {},
-        make_dataset(dataset),
-        model,
-        components=components,
-        split=split,
-        cut=cut,
-        weight=weight,
-        weights=weights,
-        psu=psu,
-        group=group,
-        items=items,
-        pattern=pattern,
-        covariates=covariates,
-        orient=orient,
-        seed=seed,
-        executor=choose_executor(executor, n_jobs),
-        progress=progress,
-        settings=settings,
-    )
-
-
-def fit_with_argument_names(
-    argument_names: Mapping[str, str],
-    dataset: Dataset,
-    model: str,
-    *,
-    components: int | str | None,
-    split: str | None = None,
-    cut: Sequence[str] = (),
-    weight: str | None = None,
-    weights: WeightKind | None = None,
-    psu: str | None = None,
-    group: str | None = None,
-    are_segments_groups: bool = False,
-    items: Any = None,
-    pattern: Any = None,
-    covariates: Sequence[str] | None = None,
-    orient: Sequence[str] = (),
-    seed: int,
-    executor: Executor,
-    progress: Progress | None = None,
-    settings: Mapping[str, Any],
-) -> Fitted:
-    """Fit a model as `fit` does; errors and warnings use the caller's names of the arguments.
-
-    `argument_names` maps the names of the arguments of `fit` to the caller's names, where they
-    differ. `are_segments_groups` says that the segments of the dataset are the groups, instead of a
-    column.
-    """
     if isinstance(items, str) and items in get_args(ItemKind):
         settings, items = {**settings, "items": items}, None
-    with _translate_errors(dataset, argument_names):
-        built = _build_model(model, components, settings)
-        cuts = [cut] if isinstance(cut, str) else list_names(cut, "cut")
-        uncut, dataset = dataset, cut_levels(dataset, cuts)
-        split_levels = {**find_cut_levels(uncut, dataset), **find_split_levels(built, dataset)}
-        dataset = split_levels_for(built, dataset)
-        features = list_features(dataset)
-        check_can_have_features(built, features)
-        for name, value in (("weight", weight), ("psu", psu), ("group", group)):
-            if not isinstance(value, str | None):
-                raise FitError(
-                    f"{{{name}}} must be the name of a per-row column, but is a "
-                    f"{type(value).__name__}. Keep the values in the dataset by the argument keep "
-                    "of from_numpy or from_dataframe."
-                )
-        if covariates is not None:
-            covariates = list_names(covariates, "covariates")
-        measured = measure_row_weights(built, dataset, split, weight, weights, psu)
-        coding = measure_row_covariates(built, dataset, split, covariates, measured)
-        known_items, known = None, None
-        if items is not None:
-            check_can_have_known_items(built)
-            known_items = read_items(items)
-            built = match_items(built, known_items, components is not None)
-            known = known_items.align(features, built.items, "the dataset")
-        loadings = None
-        if pattern is not None:
-            loadings = _read_pattern(pattern, dataset.feature_names)
-            built = match_traits(built, loadings, components)
-        groups: tuple[str, ...] = ()
-        if group is not None or are_segments_groups:
-            check_can_have_groups(built)
-            dataset = dataset if group is None else dataset.segment_by(group)
-            groups = list_groups(dataset, split, measured)
-        built = built.with_structure(Structure(groups, features, known, loadings, coding))
-        orient = (orient,) if isinstance(orient, str) else tuple(list_names(orient, "orient"))
-        has_items = known_items is not None
-        poles = prepare_poles(orient, built, dataset, split, has_known_items=has_items)
-        dataset = dataset.with_covariates(coding)
-    with _translate_errors(dataset, argument_names), show_progress(progress) as show:
-        columns = built.list_required_columns()
-        memory = _check_memory(built, dataset, executor)
-        rows = _make_row_source(dataset, split, memory, columns, measured)
-        first = collect_first_statistics(built, rows, executor, seed, show)
-        state = start_fit(built, first, rows, executor, seed, progress=show)
-        state = fit_model(built, rows, executor, seed, state=state, progress=show)
-        state = orient_fit(built, state, rows, executor, seed, poles, features)
-    record = _describe_fit(
-        built,
-        dataset,
-        split,
-        seed,
-        state,
-        first.n_rows,
-        split_levels,
-        measured,
-        group,
-        known_items,
-        loadings,
-        orient,
-    )
-    return Fitted(built, state.params, record, argument_names)
+    dataset = make_dataset(dataset)
+    with _translate_errors(dataset):
+        request = FitRequest(
+            model,
+            components,
+            settings,
+            split=split,
+            cut=cut,
+            weight=weight,
+            weights=weights,
+            psu=psu,
+            group=group,
+            covariates=covariates,
+            pattern=None if pattern is None else partial(_read_pattern, pattern),
+            items=None if items is None else partial(read_items, items),
+            orient=orient,
+            seed=seed,
+        )
+    return run_fit(request, dataset, choose_executor(executor, n_jobs), progress)
 
 
-def _describe_fit(
-    built: Model,
+def run_fit(
+    request: FitRequest,
     dataset: Dataset,
-    split: str | None,
-    seed: int,
-    state: FitState,
-    n_samples: int,
-    split_levels: Mapping[str, Sequence[str]],
-    weights: RowWeights | None = None,
-    group: str | None = None,
-    items: KnownItems | None = None,
-    pattern: LoadingPattern | None = None,
-    orient: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Describe a fit as the manifest of an artifact does."""
-    provenance = describe_provenance(
-        built,
-        dataset,
-        split,
-        seed,
-        weights=weights,
-        group=group,
-        items=items,
-        pattern=pattern,
-        split_levels=split_levels,
-        orient=orient,
-    )
-    return {**provenance, **describe_outcome(built, dataset, state), "n_samples": n_samples}
+    executor: Executor,
+    progress: Progress | None = None,
+) -> Fitted:
+    """Prepare and run a fit."""
+    with _translate_errors(dataset):
+        fit = prepare(request, dataset)
+    model, seed = fit.model, request.seed
+    with _translate_errors(fit.dataset), show_progress(progress) as show:
+        memory = _check_memory(model, fit.dataset, executor)
+        columns = model.list_required_columns()
+        rows = _make_row_source(fit.dataset, request.split, memory, columns, fit.weights)
+        first = collect_first_statistics(model, rows, executor, seed, show)
+        state = start_fit(model, first, rows, executor, seed, progress=show)
+        state = fit_model(model, rows, executor, seed, state=state, progress=show)
+        state = orient_fit(model, state, rows, executor, seed, fit.poles, fit.features)
+    return _make_fitted(fit, state, first.n_rows)
+
+
+def _make_fitted(fit: PreparedFit[Any], state: FitState, n_samples: int) -> Fitted:
+    """Return a fitted model, with the manifest that its artifact would have."""
+    model, dataset, request = fit.model, fit.dataset, fit.request
+    manifest = {
+        **describe_provenance(model, dataset, request.split, request.seed, choices=fit.choices),
+        **describe_outcome(model, dataset, state),
+        "n_samples": n_samples,
+    }
+    return Fitted(model, state.params, manifest)
 
 
 class RowCounts(NamedTuple):
@@ -407,53 +296,40 @@ class RowCounts(NamedTuple):
 
 
 def fit_to_more_rows(
-    argument_names: Mapping[str, str],
-    dataset: MemoryDataset,
-    model: str,
-    earlier: RowCounts | None,
-    *,
-    components: int | str | None,
-    seed: int,
-    executor: Executor,
-    settings: Mapping[str, Any],
+    request: FitRequest, dataset: MemoryDataset, earlier: RowCounts | None, executor: Executor
 ) -> tuple[Fitted, RowCounts]:
     """Fit a model whose statistics are counts to the rows of a dataset and to all earlier ones.
 
     `dataset` continues the earlier rows (see `make_memory_dataset`). Returns the fit, which has the
     bytes of a fit to all rows at once, and the counts over all rows.
     """
-    with _translate_errors(dataset, argument_names), show_progress() as show:
-        built = _build_model(model, components, settings)
-        split_levels = find_split_levels(built, dataset)
-        dataset = split_levels_for(built, dataset)
-        features = list_features(dataset)
-        check_can_have_features(built, features)
-        built = built.with_structure(Structure(features=features))
-        rows = _make_row_source(dataset, None)
-        if get_pair_job_label(built, rows.n_features):
+    with _translate_errors(dataset), show_progress() as show:
+        fit = prepare(request, dataset)
+        model, seed = fit.model, request.seed
+        rows = _make_row_source(fit.dataset, None)
+        if get_pair_job_label(model, rows.n_features):
             raise FitError(
-                f"{built.name} counts the pairs of {rows.n_features:,} features in strips, to "
+                f"{model.name} counts the pairs of {rows.n_features:,} features in strips, to "
                 "which no rows can be added. Use fewer features, or fit to all rows."
             )
-        key = built.counts_key(rows.n_features)
+        key = model.counts_key(rows.n_features)
         if earlier is not None and earlier.key != key:
             raise FitError(
                 "The settings have changed since the first rows, and with them what is counted. "
                 "Set them back, or fit to all rows."
             )
-        first = collect_first_statistics(built, rows, executor, seed, show)
+        first = collect_first_statistics(model, rows, executor, seed, show)
         first = first if earlier is None else earlier.first.merge(first)
-        linkage = collect_linkage(built, rows, executor, show)
+        linkage = collect_linkage(model, rows, executor, show)
         linkage = linkage if earlier is None else earlier.linkage.merge(linkage)
-        state = start_fit(built, first, rows, executor, seed, progress=show, linkage=linkage)
-        statistics = collect_pass_statistics(built, state, rows, executor, seed, show)
+        state = start_fit(model, first, rows, executor, seed, progress=show, linkage=linkage)
+        statistics = collect_pass_statistics(model, state, rows, executor, seed, show)
         statistics = statistics if earlier is None else earlier.statistics.merge(statistics)
         state = fit_model(
-            built, rows, executor, seed, state=state, statistics=statistics, progress=show
+            model, rows, executor, seed, state=state, statistics=statistics, progress=show
         )
-    record = _describe_fit(built, dataset, None, seed, state, first.n_rows, split_levels)
     counts = RowCounts(first, linkage, statistics, key, dataset.segment_names)
-    return Fitted(built, state.params, record, argument_names), counts
+    return _make_fitted(fit, state, first.n_rows), counts
 
 
 def transform(
@@ -720,50 +596,17 @@ def _draw_vote_rows(
     return NeighbourVote(label, queries, references, is_other_data=False)
 
 
-def _build_model(name: str, components: int | str | None, settings: Mapping[str, Any]) -> Model:
-    kind = find_model_class(name)
-    setting_names = list_hyperparameters(kind)
-    for key in settings:
-        if key not in setting_names:
-            raise FitError(
-                f"{kind.name} has no setting {key!r}. Its settings are: {', '.join(setting_names)}."
-                f"{format_suggestion(key, setting_names)}"
-            )
-    if isinstance(components, str) and components != "auto":
-        raise FitError(
-            f"{components!r} is neither a whole number nor 'auto'.", parameter="components"
-        )
-    values = dict(settings)
-    if components is not None:
-        values["n_components"] = components
-    values = add_fixed_settings(name, values)
-    values = {key: _copy_to_tuple(key, value) for key, value in values.items()}
-    for key, value in values.items():
-        if isinstance(value, str) and value == "auto" and can_be_none(kind, key):
-            values[key] = None
-    check_types(kind, values)
-    return kind(**values)
-
-
-def _copy_to_tuple(name: str, value: Any) -> Any:
-    """Return the items of a list or an array, and other values as they are."""
-    if not isinstance(value, list | np.ndarray):
-        return value
-    with translate_read_errors(name):
-        return tuple(value if isinstance(value, list) else value.ravel().tolist())
-
-
-def _read_pattern(pattern: Any, features: Sequence[str]) -> LoadingPattern:
+def _read_pattern(pattern: Any) -> PatternTable:
     """Read a loading pattern from a path or a data frame."""
     if isinstance(pattern, str | PathLike):
         from flows.data.parameter_tables import read_parameter_table  # imports what reads files
 
         columns = read_parameter_table(check_local_path(Path(pattern)), "pattern")
-        return make_loading_pattern(columns, features, str(pattern))
+        return PatternTable(columns, str(pattern))
     frame = wrap_frame(pattern, "{pattern} must be a path or a data frame.")
     with translate_read_errors("pattern"):
         columns = {name: frame[name].to_list() for name in frame.columns}
-    return make_loading_pattern(columns, features, "the table")
+    return PatternTable(columns, "the table")
 
 
 def _check_memory(model: Model, dataset: Dataset, executor: Executor) -> int:
@@ -817,16 +660,12 @@ def _make_subject(fitted: Fitted, dataset: Dataset, n_callers: int = 1) -> Evalu
 
 
 @contextmanager
-def _translate_errors(
-    dataset: Dataset, argument_names: Mapping[str, str] = MappingProxyType({})
-) -> Iterator[None]:
-    """Translate errors so that they use the caller's names of features, segments and arguments."""
+def _translate_errors(dataset: Dataset) -> Iterator[None]:
+    """Translate errors so that they use the names of features and segments."""
     try:
         yield
     except FitError as error:
-        names = list_plane_names(dataset)
-        error_with_names = error.with_names(names, dataset.segment_names)
-        raise error_with_names.with_parameter_names(argument_names) from None
+        raise error.with_names(list_plane_names(dataset), dataset.segment_names) from None
 
 
 @contextmanager

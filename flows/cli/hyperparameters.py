@@ -1,4 +1,4 @@
-"""Build a model from `--model`, `--components` and `--set`, and describe its settings."""
+"""Parse `--model`, `--components` and `--set`, and describe the settings of models."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from typing import (
 from pipeline.errors import FitError, format_suggestion
 from pipeline.models.registry import (
     ALIASES,
-    add_fixed_settings,
     find_model_class,
     get_known_model,
     list_model_names,
 )
-from pipeline.models.settings import describe_settings, describe_type, list_hyperparameters
+from pipeline.models.settings import AUTO, describe_settings, describe_type, list_hyperparameters
 from storage.named_values import collect_values
 from storage.numbers import parse_float
 
@@ -37,9 +36,7 @@ if TYPE_CHECKING:
     ModelName: TypeAlias = str
 else:
     ModelName = Literal[(*list_model_names(), *ALIASES)] | str
-"""Name of a model. Prefect's forms offer the known names; `build_model` refuses others."""
-AUTO = "auto"
-"""Spelling, in options, of None: the model chooses the value."""
+"""Name of a model. Prefect's forms offer the known names; `make_model` refuses others."""
 MODEL_GROUPS = {
     "correlations": ("clipped-pca",),
     "item response": ("latent-trait",),
@@ -62,28 +59,30 @@ _TRUTH_VALUES = {"yes": True, "true": True, "1": True, "no": False, "false": Fal
 _INDENTATION: dict[str, Any] = {"initial_indent": " " * 6, "subsequent_indent": " " * 6}
 
 
-def build_model(
-    name: str, components: int | str | None, settings: Sequence[str], layers: str | None = None
-) -> Model:
-    """Build a model, that is its hyperparameters, from the values of the options.
+def parse_model_options(
+    name: str,
+    components: int | str | None = None,
+    settings: Sequence[str] = (),
+    layers: str | None = None,
+) -> dict[str, Any]:
+    """Parse the options of a model into the arguments `components` and `settings` of `make_model`.
 
     `components` is a number or `auto`, `settings` are texts `NAME=VALUE`, and `layers` are whole
     numbers separated by commas; None stands for the default of the model.
     """
     model = find_model_class(name)
-    hints = get_type_hints(model)
-    values: dict[str, Any] = {}
-    if components is not None:
-        values["n_components"] = _parse_components(components)
-    names = list_hyperparameters(model)
+    hints, names = get_type_hints(model), list_hyperparameters(model)
+    number = None if components is None else _parse_components(components)
     pairs = [_split_setting(setting, names) for setting in settings]
     if layers is not None:
         if "layers" not in names:
             raise FitError(f"{model.name} has no layers, unlike stack. Leave out {{layers}}.")
         pairs.append(("layers", layers))
-    for key, value in collect_values("{set}", pairs).items():
-        values[key] = _convert_setting(key, value, hints[key])
-    return model(**add_fixed_settings(name, values))
+    values = {
+        key: _convert_setting(key, value, hints[key])
+        for key, value in collect_values("{set}", pairs).items()
+    }
+    return {"components": number, "settings": values}
 
 
 def format_settings_help(words: Sequence[str] = ()) -> str:
@@ -140,11 +139,9 @@ def format_setting(value: Any) -> str:
     return AUTO if value is None else str(value)
 
 
-def _parse_components(value: int | str) -> int | None:
-    if value == AUTO:
-        return None
+def _parse_components(value: int | str) -> int | str:
     try:
-        return value if isinstance(value, int) else int(_parse_value(value, int))
+        return value if value == AUTO or isinstance(value, int) else int(_parse_value(value, int))
     except ValueError:
         message = f"{{components}} is {value!r}, but should be a whole number or auto."
         raise FitError(message) from None

@@ -60,7 +60,6 @@ from flows.running.executors import compute_row_memory, prepare_executor
 from flows.running.flow import StageRunner
 from flows.running.resources import check_memory, find_memory_limit
 from pipeline.data.blocks import BinaryBlock, RowSource
-from pipeline.data.covariates import read_covariates
 from pipeline.data.datasets import make_memory_dataset
 from pipeline.data.features import (
     Feature,
@@ -108,15 +107,12 @@ from pipeline.evaluation.neighbourhoods import (
 from pipeline.executors.base import Executor, SerialExecutor
 from pipeline.executors.progress import Progress
 from pipeline.fitting.loop import check_seed, fit_model, initialize_fit
+from pipeline.fitting.prepare import adapt_fitted_model
 from pipeline.models.base import Model
 from pipeline.models.capabilities import CanReconstruct, CanSample
-from pipeline.models.known_items import find_known_values
 from pipeline.models.latent_trait.model import LatentTrait
-from pipeline.models.loading_pattern import read_loading_pattern
 from pipeline.models.row_covariates import check_row_covariates
-from pipeline.models.row_groups import list_groups
 from pipeline.models.state import FitState
-from pipeline.models.structure import Structure
 from pipeline.passes.map_reduce import collect_statistics
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from pipeline.statistics.labels import list_columns_to_read
@@ -366,18 +362,12 @@ def _cross_validate_models(job: EvaluationJob, stages: StageRunner) -> dict[str,
     rows = CrossValidationRows(
         job.dataset, job.make_row_source(), folds, job.executor, seed, job.progress
     )
-    refits = [ModelToRefit(m.name, _adapt_to_rows(m, job), m.seed, m.artifact) for m in job.models]
+    refits = []
+    for own in job.models:
+        fit = (own.subject.model, own.subject.params, own.manifest)
+        model = adapt_fitted_model(*fit, job.dataset, job.split)
+        refits.append(ModelToRefit(own.name, model, own.seed, own.artifact))
     return cross_validate(refits, rows, job.options.with_baselines, stages)
-
-
-def _adapt_to_rows(model: ComparedModel, job: EvaluationJob) -> Model:
-    """Return the model to refit, with what the fit knew of its rows and items."""
-    kind = model.subject.model
-    known = find_known_values(kind, model.subject.params)
-    pattern, covariates = read_loading_pattern(model.manifest), read_covariates(model.manifest)
-    groups = list_groups(job.dataset, job.split, None) if "group" in model.manifest else ()
-    features = list_features(job.dataset)
-    return kind.with_structure(Structure(groups, features, known, pattern, covariates))
 
 
 def _count_observed_pairs(job: EvaluationJob) -> PairCounts:

@@ -136,15 +136,15 @@ def emit_drift_event(job: FitJob, drift: dict[str, Any], alert: str, artifact: s
 
 def _find_previous_fit(job: FitJob) -> LoadedModel | None:
     """Find the latest fit, if it is of the same model and split, and of the leading chunks."""
-    if job.initial_fit is None and not (job.run_folder.output / LATEST_NAME).is_file():
+    if job.request.initial_fit is None and not (job.run_folder.output / LATEST_NAME).is_file():
         return None
-    before = job.initial_fit or load_fitted_model(job.run_folder.output)
+    before = job.request.initial_fit or load_fitted_model(job.run_folder.output)
     manifest, dataset = before.artifact.manifest, job.dataset
     is_comparable = (
         manifest["model"] == job.model.name
         and before.feature_names == dataset.feature_names
         and int(manifest["dataset"]["n_chunks"]) < dataset.n_chunks
-        and is_of_leading_rows(manifest, dataset, job.split, job.skipped, job.weights)
+        and is_of_leading_rows(manifest, dataset, job.request.split, job.skipped, job.weights)
     )
     return before if is_comparable else None
 

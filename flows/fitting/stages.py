@@ -139,7 +139,7 @@ def find_damaged_chunks(job: FitJob) -> tuple[int, ...]:
     record = job.run_folder.work_folder / "skipped"
     if job.options.resume and (record / MANIFEST_NAME).exists():
         return tuple(load_packed(record).arrays["skipped"].tolist())
-    read = job.dataset.make_reader(job.split, job.row_memory)
+    read = job.dataset.make_reader(job.request.split, job.row_memory)
     readable: list[bool] = []
     with closing(job.executor.map(read.is_readable, range(job.dataset.n_chunks))) as results:
         for is_readable in results:
@@ -198,7 +198,7 @@ def _make_initial_state(job: FitJob, first: Statistics) -> FitState:
         job.rows,
         job.executor,
         job.options.seed,
-        initial_params=None if job.initial_fit is None else job.initial_fit.params,
+        initial_params=None if job.request.initial_fit is None else job.request.initial_fit.params,
         run_pairs=partial(_write_pair_results, job),
         spare_memory=spare,
         progress=job.progress,
@@ -252,7 +252,7 @@ def _find_earlier_strips(
         reason = "did not count pairs"
     elif manifest.get("code") != job.provenance["code"]:
         reason = "ran other code"
-    elif not is_of_leading_rows(manifest, job.dataset, job.split, job.skipped, job.weights):
+    elif not is_of_leading_rows(manifest, job.dataset, job.request.split, job.skipped, job.weights):
         reason = "used other rows or weights"
     elif not set(names) <= set(pairs):
         reason = "had no missing values"

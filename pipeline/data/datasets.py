@@ -72,7 +72,7 @@ class Dataset(Protocol):
     def covariates(self) -> Covariates | None:
         """The covariates that passes read with the rows; see `with_covariates`."""
 
-    def with_covariates(self, covariates: Covariates | None) -> Dataset:
+    def with_covariates(self, covariates: Covariates | None) -> Self:
         """Return the dataset with covariates of its rows, as a fit codes them."""
 
     def make_reader(
@@ -108,7 +108,7 @@ class Dataset(Protocol):
     ) -> Self:
         """Return the dataset with these features, and the planes that make them up, in order."""
 
-    def segment_by(self, column: str) -> Dataset:
+    def segment_by(self, column: str) -> Self:
         """Return the dataset with the values of a per-row column as segments.
 
         The segments are in the order of their first rows. An error is raised if there is no such

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 from pipeline.data.datasets import Dataset
 from pipeline.data.features import list_plane_names
-from pipeline.data.weights import RowWeights
 from pipeline.errors import keep_placeholder
 from pipeline.evaluation.prediction import name_categories
 from pipeline.executors.code_digest import digest_modules, list_versions
 from pipeline.learning.convergence import find_final_objective
 from pipeline.models.base import Model
-from pipeline.models.known_items import KnownItems
-from pipeline.models.loading_pattern import LoadingPattern
 from pipeline.models.settings import get_settings
 from pipeline.models.state import FitState
 
@@ -27,20 +24,13 @@ def describe_provenance(
     seed: int,
     module: str = "pipeline.fitting.loop",
     warm_start: Mapping[str, str] | None = None,
-    weights: RowWeights | None = None,
-    group: str | None = None,
-    items: KnownItems | None = None,
-    pattern: LoadingPattern | None = None,
-    split_levels: Mapping[str, Sequence[str]] = MappingProxyType({}),
-    orient: Sequence[str] = (),
+    choices: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Describe everything that determines a result.
 
     `module` does the work with the model and the rows; `warm_start` identifies the artifact of the
-    fit it starts from. Rows may have `weights`, and their segments may be the values of the column
-    `group`. Some `items` may be known, and the loadings may follow a `pattern`. The dataset has the
-    covariates, if there are any. `split_levels` has the levels of features whose planes, or one of
-    them, the model takes as features. `orient` chooses the signs of components.
+    fit it starts from. The dataset has the covariates, if there are any. `choices` are those of
+    `pipeline.fitting.prepare.PreparedFit`.
     """
     covariates = dataset.covariates
     return {
@@ -53,15 +43,10 @@ def describe_provenance(
         "dataset": dataset.describe(),
         "feature_names": dataset.feature_names,
         **({"feature_levels": dict(levels)} if (levels := dataset.feature_levels) else {}),
-        **({"split_levels": dict(split_levels)} if split_levels else {}),
         "segment_names": dataset.segment_names,
         "warm_start": warm_start,
-        **({} if weights is None else {"row_weights": weights.describe()}),
-        **({} if group is None else {"group": group}),
-        **({} if items is None else {"known_items": items.describe()}),
-        **({} if pattern is None else {"pattern": pattern.describe()}),
         **({} if covariates is None else {"covariates": covariates.describe()}),
-        **({"orient": list(orient)} if orient else {}),
+        **choices,
     }
 
 

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from pipeline.data.features import parse_number
 from pipeline.errors import FitError
-from pipeline.models.support import check_parts
 
 _NO_LOADING, _FREE = "0", "1"
 _MAX_NAMES = 5
@@ -124,16 +123,15 @@ def match_traits(model: Any, pattern: LoadingPattern, components: int | str | No
     Parameters
     ----------
     model, pattern
-        The model, which must know patterns.
+        The model, which knows patterns.
     components
         The number that the user set; None if there is none.
 
     Raises
     ------
     FitError
-        If the model knows no patterns, or the user set another number.
+        If the user set another number.
     """
-    check_parts(model, ["pattern"])
     q = len(pattern.traits)
     if components is not None and model.n_components != q:
         raise FitError(

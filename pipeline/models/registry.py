@@ -11,6 +11,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.errors import FitError, format_suggestion
+from pipeline.models.settings import AUTO, can_be_none, check_types, list_hyperparameters
 
 if TYPE_CHECKING:
     from pipeline.models.base import Model
@@ -121,6 +122,41 @@ def add_fixed_settings(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
                 parameter=option,
             )
     return {**values, **fixed}
+
+
+def make_model(
+    name: str, components: int | str | None = None, settings: Mapping[str, Any] | None = None
+) -> Model:
+    """Make a model, that is its hyperparameters; `name` may be an alias.
+
+    `components` is a number or `auto`; None, like a setting that is missing, stands for the default
+    of the model.
+
+    Raises
+    ------
+    FitError
+        If there is no such model or setting, or a value cannot be used.
+    """
+    kind, values = find_model_class(name), dict(settings or {})
+    names = list_hyperparameters(kind)
+    for key in values:
+        if key not in names:
+            raise FitError(
+                f"{kind.name} has no setting {key!r}. Its settings are: {', '.join(names)}."
+                f"{format_suggestion(key, names)}"
+            )
+    if isinstance(components, str) and components != AUTO:
+        raise FitError(
+            f"{components!r} is neither a whole number nor 'auto'.", parameter="components"
+        )
+    if components is not None:
+        values["n_components"] = components
+    values = add_fixed_settings(name, values)
+    for key, value in values.items():
+        if isinstance(value, str) and value == AUTO and can_be_none(kind, key):
+            values[key] = None
+    check_types(kind, values)
+    return kind(**values)
 
 
 def restore_model(kind: type[Model], recorded: Mapping[str, Any]) -> Model:

@@ -19,6 +19,8 @@ from docstring_parser import DocstringStyle, parse
 from pipeline.errors import FitError
 from pipeline.params import NumberRange
 
+AUTO = "auto"
+"""Value that stands for None: the model chooses."""
 _MAX_SHOWN = 100  # characters of a value
 _STARTS, _STARTS_IF_INCOMPLETE = 3, 10
 _TYPE_DESCRIPTIONS = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}

@@ -12,12 +12,12 @@ import pytest
 
 from flows import fit
 from flows.__main__ import COMMANDS, format_overview, generate_completion_script, list_commands
-from flows.cli.hyperparameters import build_model, format_settings_help
+from flows.cli.hyperparameters import format_settings_help
 from flows.data.datasets import open_dataset_or_example
 from pipeline.errors import FitError
 from pipeline.models.registry import find_models
 from pipeline.models.settings import list_hyperparameters
-from tests.support.fits import write_fit
+from tests.support.fits import build_model, write_fit
 
 
 def typed(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pytest
 
 from flows.cli.errors import format_warnings, is_bad_input
-from flows.cli.hyperparameters import build_model
 from flows.exporting.files import make_table, write_table
 from pipeline.models.registry import find_models
 from storage import load_artifact, open_codes, open_dataset
@@ -23,7 +22,7 @@ from storage.dataset.dataset import BinaryDataset
 from tests.conformance.models import FACTS
 from tests.support.data import draw_probit_rows, find_shared_data, write_arrays
 from tests.support.faults import limit_file_size
-from tests.support.fits import write_fit
+from tests.support.fits import build_model, write_fit
 
 NAMES = ["=1+1", "b, c", 'say "d"', "é", "http://e", "0"]
 NAMES_IN_CSV = ["'=1+1", *NAMES[1:]]

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from flows.cli.hyperparameters import parse_model_options
 from flows.data.datasets import make_row_source
 from pipeline.evaluation.records import describe_outcome, describe_provenance
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
+from pipeline.models.base import Model
+from pipeline.models.registry import make_model
 from pipeline.params import get_named_arrays
 from storage.artifacts.artifacts import NamedArray, write_artifact
 from storage.dataset.dataset import BinaryDataset
+
+
+def build_model(name: str, components: int | str | None, settings: Sequence[str]) -> Model:
+    """The model of `--model`, `--components` and `--set`."""
+    return make_model(name, **parse_model_options(name, components, settings))
 
 
 def write_fit(path: Path, model: Any, dataset: BinaryDataset) -> Path:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flows.cli.hyperparameters import build_model
 from flows.data.ingest import ingest_sources
 from flows.report.figures.text import format_number
 from flows.report.inputs import FigureOptions
@@ -22,7 +21,7 @@ from storage import load_artifact
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from tests.flows.hostile import HOSTILE
 from tests.support.data import draw_probit_rows, find_shared_data, write_arrays
-from tests.support.fits import write_fit
+from tests.support.fits import build_model, write_fit
 
 WIDTHS = {"laptop": 1280, "phone": 390}
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flows.cli.hyperparameters import build_model
 from flows.data.datasets import load_fitted_model
 from flows.report.figures.causes import find_causes, make_unit_table, plot_causes
 from flows.report.figures.images import find_image_layout
@@ -18,7 +17,7 @@ from pipeline.inference.sample import feature_probabilities_by_unit
 from pipeline.models.capabilities import HiddenCauses
 from storage.dataset.dataset import open_dataset
 from tests.support.data import write_arrays
-from tests.support.fits import write_fit
+from tests.support.fits import build_model, write_fit
 
 ITEMS = ("milk", "yogurt", "beer", "<b>chips</b>")
 TWO = HiddenCauses(

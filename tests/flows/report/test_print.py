@@ -20,7 +20,6 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure as Sheet
 from PIL import Image as Picture
 
-from flows.cli.hyperparameters import build_model
 from flows.report.figures.axes import (
     fit_axis,
     make_axis,
@@ -49,7 +48,7 @@ from storage import load_artifact
 from storage.dataset.dataset import open_dataset
 from tests.flows.hostile import HOSTILE
 from tests.support.data import draw_probit_rows, write_arrays
-from tests.support.fits import write_fit
+from tests.support.fits import build_model, write_fit
 
 SIZE = 400
 

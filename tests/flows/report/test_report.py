@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from PIL import Image as Picture
 
-from flows.cli.hyperparameters import build_model
 from flows.data.datasets import load_fitted_model
 from flows.report.figures.images import find_image_layout
 from flows.report.figures.latent import choose_name_places, find_even_odds_lines
@@ -36,7 +35,7 @@ from storage import load_artifact
 from storage.dataset.dataset import open_dataset
 from tests.flows.hostile import HOSTILE
 from tests.support.data import draw_probit_rows, write_arrays
-from tests.support.fits import write_fit
+from tests.support.fits import build_model, write_fit
 from tests.support.outside import load_manifest, write_sealed
 
 N_ROWS, N_FEATURES = 900, 9

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from flows.cli.hyperparameters import build_model
 from flows.data.datasets import load_fitted_model
 from flows.report.figures.colours import NEGATIVE, POSITIVE
 from flows.report.figures.images import find_image_layout
@@ -23,7 +22,7 @@ from flows.report.pictures import render_picture
 from pipeline.inference.edges import TreeEdges
 from storage.dataset.dataset import open_dataset
 from tests.support.data import write_arrays
-from tests.support.fits import write_fit
+from tests.support.fits import build_model, write_fit
 
 Indices = NDArray[np.int64]
 ITEMS = ("milk", "yogurt", "beer", "<b>chips</b>")

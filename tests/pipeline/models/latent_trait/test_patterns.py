@@ -17,7 +17,6 @@ from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.loading_pattern import LoadingPattern, make_loading_pattern, match_traits
-from pipeline.models.rbm import RestrictedBoltzmannMachine
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
 from pipeline.random import RowRandom
@@ -318,5 +317,3 @@ def test_tables_are_checked() -> None:
         make_loading_pattern({"item": ["x"]}, ["x"], "t.csv")
     with pytest.raises(FitError, match="components=3 contradicts pattern, which has 2 traits"):
         match_traits(LatentTrait(n_components=3), pattern, 3)
-    with pytest.raises(FitError, match="rbm has no loading pattern"):
-        match_traits(RestrictedBoltzmannMachine(), pattern, None)

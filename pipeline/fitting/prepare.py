@@ -1,0 +1,286 @@
+"""Prepare a fit: what the user asked becomes rows and a model, with everything checked.
+
+The command, Python, the estimators and refits all take the same steps, in the same order, which
+decides what the first error is about:
+
+1. `cut` and the model's own view of levels; the kinds of features
+2. weights and primary sampling units
+3. groups
+4. covariates
+5. the loading pattern, which sets the number of components
+6. the fit to start from, which sets it too
+7. known items
+8. the structure of the model
+9. the poles of `orient`
+
+Callers hand in what is read from files: tables of items and patterns, and the fit to start from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Generic, NamedTuple
+
+import numpy as np
+
+from pipeline.data.batches import translate_read_errors
+from pipeline.data.covariates import Covariates, have_same_columns, read_covariates
+from pipeline.data.datasets import Dataset
+from pipeline.data.features import Feature, list_features
+from pipeline.data.plane_views import DatasetT, cut_levels
+from pipeline.data.tables import list_names
+from pipeline.data.weights import RowWeights, WeightKind
+from pipeline.errors import FitError
+from pipeline.inference.from_artifact import LoadedModel
+from pipeline.inference.orientation import Pole, prepare_poles
+from pipeline.models.base import Model
+from pipeline.models.feature_kinds import (
+    check_can_have_features,
+    find_cut_levels,
+    find_split_levels,
+    split_levels_for,
+)
+from pipeline.models.known_items import (
+    KnownItems,
+    check_can_have_known_items,
+    find_known_values,
+    match_items,
+)
+from pipeline.models.loading_pattern import (
+    make_loading_pattern,
+    match_traits,
+    read_loading_pattern,
+)
+from pipeline.models.registry import get_fixed_settings, make_model
+from pipeline.models.row_covariates import measure_row_covariates
+from pipeline.models.row_groups import check_can_have_groups, list_groups
+from pipeline.models.row_weights import measure_row_weights
+from pipeline.models.settings import AUTO
+from pipeline.models.structure import Structure
+from pipeline.models.support import check_parts
+
+
+class PatternTable(NamedTuple):
+    """The columns of a loading pattern by name, and where they are from; see `pattern` of `fit`."""
+
+    columns: Mapping[str, Sequence[Any]]
+    source: str
+
+
+def _named(default: Any, *, estimator: str) -> Any:
+    """Declare a field that has another name in estimators."""
+    return field(default=default, metadata={"estimator": estimator})
+
+
+@dataclass(frozen=True)
+class FitRequest:
+    """What the user asked of a fit; `latentbits.fit` explains most of it.
+
+    Messages name a field in braces, such as `{weight}`. The command line spells it as the option
+    `--weight`, Python as the argument `weight`, and estimators by a name in the field's metadata.
+
+    Attributes
+    ----------
+    model, settings
+        Name of the model, and values of its settings by name.
+    components
+        The number of components, or `auto`; None if the user set none.
+    are_segments_groups
+        Whether the segments of the dataset are the groups, instead of the values of a column.
+    pattern, items
+        Functions that read them, once the model is known to use them.
+    initial_fit
+        The fit to start from, of the same model, with `--warm-start`.
+    dataset_name
+        What messages call the dataset.
+    """
+
+    model: str
+    components: int | str | None = _named(None, estimator="n_components")
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    split: str | None = None
+    cut: Sequence[str] = ()
+    weight: str | None = _named(None, estimator="sample_weight")
+    weights: WeightKind | None = None
+    psu: str | None = None
+    group: str | None = _named(None, estimator="segments")
+    are_segments_groups: bool = False
+    covariates: Sequence[str] | None = None
+    pattern: Callable[[], PatternTable] | None = None
+    items: Callable[[], KnownItems] | None = None
+    orient: Sequence[str] = ()
+    seed: int = _named(0, estimator="random_state")
+    initial_fit: LoadedModel[Any] | None = None
+    dataset_name: str = "the dataset"
+
+    def __post_init__(self) -> None:
+        settings = {name: _copy_to_tuple(name, value) for name, value in self.settings.items()}
+        object.__setattr__(self, "settings", settings)
+        for name in ("cut", "orient", "covariates"):
+            if (value := getattr(self, name)) is not None:
+                is_name = isinstance(value, str) and name != "covariates"
+                names = (value,) if is_name else tuple(list_names(value, name))
+                object.__setattr__(self, name, names)
+        for name in ("weight", "psu", "group"):
+            value = getattr(self, name)
+            if not isinstance(value, str | None):
+                raise FitError(
+                    f"{{{name}}} must be the name of a per-row column, but is a "
+                    f"{type(value).__name__}. Keep the values in the dataset by the argument keep "
+                    "of from_numpy or from_dataframe."
+                )
+
+    def make_model(self) -> Model:
+        """Return the model with its settings, before it is matched to other wishes."""
+        return make_model(self.model, self.components, self.settings)
+
+
+def _copy_to_tuple(name: str, value: Any) -> Any:
+    """Return the items of a list or an array, and other values as they are."""
+    if not isinstance(value, list | np.ndarray):
+        return value
+    with translate_read_errors(name):
+        return tuple(value if isinstance(value, list) else value.ravel().tolist())
+
+
+ESTIMATOR_NAMES: Mapping[str, str] = {
+    own.name: own.metadata["estimator"] for own in fields(FitRequest) if "estimator" in own.metadata
+}
+"""The names of fields in estimators, where they differ."""
+
+
+@dataclass(frozen=True)
+class PreparedFit(Generic[DatasetT]):
+    """A checked fit; `prepare` creates it.
+
+    Attributes
+    ----------
+    model
+        The model with its structure.
+    dataset, weights
+        The rows to fit, with the features that the model takes, groups as segments and
+        covariates; and their weights, if they have any.
+    poles
+        Rows and features that choose the signs of components.
+    choices
+        What the user chose besides the model, the split and the seed, as manifests record it.
+    """
+
+    request: FitRequest
+    model: Model
+    dataset: DatasetT
+    weights: RowWeights | None
+    poles: tuple[Pole, ...]
+    choices: Mapping[str, Any]
+
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """The features that the model takes."""
+        return list_features(self.dataset)
+
+
+def prepare(request: FitRequest, dataset: DatasetT) -> PreparedFit[DatasetT]:
+    """Check everything that a fit needs of its rows, and adapt rows and model to the request.
+
+    Only per-row columns are read, no features.
+
+    Raises
+    ------
+    ValueError
+        If the request contradicts the dataset, the model or itself.
+    """
+    model, split = request.make_model(), request.split
+    uncut, dataset = dataset, cut_levels(dataset, request.cut)
+    split_levels = {**find_cut_levels(uncut, dataset), **find_split_levels(model, dataset)}
+    dataset = split_levels_for(model, dataset)
+    features = list_features(dataset)
+    check_can_have_features(model, features)
+    weights = measure_row_weights(
+        model, dataset, split, request.weight, request.weights, request.psu
+    )
+    groups: tuple[str, ...] = ()
+    if request.group is not None or request.are_segments_groups:
+        check_can_have_groups(model)
+        dataset = dataset if request.group is None else dataset.segment_by(request.group)
+        groups = list_groups(dataset, split, weights)
+    covariates = measure_row_covariates(model, dataset, split, request.covariates, weights)
+    dataset = dataset.with_covariates(covariates)
+    pattern = None
+    if request.pattern is not None:
+        check_parts(model, ["pattern"])
+        columns, source = request.pattern()
+        pattern = make_loading_pattern(columns, dataset.feature_names, source)
+        model = match_traits(model, pattern, request.components)
+    if request.initial_fit is not None:
+        model = _match_initial_fit(model, request.initial_fit, request, covariates)
+    items, known = None, None
+    if request.items is not None:
+        check_can_have_known_items(model)
+        is_number_set = request.components is not None or request.initial_fit is not None
+        items = request.items()
+        model = match_items(model, items, is_number_set)
+        known = items.align(features, model.items, request.dataset_name)
+    model = model.with_structure(Structure(groups, features, known, pattern, covariates))
+    poles = prepare_poles(request.orient, model, dataset, split, has_known_items=items is not None)
+    choices = {
+        "split_levels": split_levels,
+        "row_weights": weights and weights.describe(),
+        "group": request.group,
+        "known_items": items and items.describe(),
+        "pattern": pattern and pattern.describe(),
+        "orient": list(request.orient),
+    }
+    return PreparedFit(
+        request, model, dataset, weights, poles, {k: v for k, v in choices.items() if v}
+    )
+
+
+def _match_initial_fit(
+    model: Model, initial: LoadedModel[Any], request: FitRequest, covariates: Covariates | None
+) -> Model:
+    """Return the model with the number of components of the fit to start from.
+
+    Raises
+    ------
+    FitError
+        If that fit has other groups or covariates, or a number of components that differs from the
+        request's.
+    """
+    manifest, remedy = initial.artifact.manifest, "Fit once without {warm_start}."
+    latest = f"The latest artifact, {initial.artifact.path},"
+    if (recorded := manifest.get("group")) != request.group:
+        groups = "no groups" if recorded is None else f"groups by {recorded}"
+        raise FitError(f"{latest} has {groups}, unlike this fit. {remedy}")
+    if not have_same_columns(read_covariates(manifest), covariates):
+        raise FitError(f"{latest} has other covariates than this fit. {remedy}")
+    n_components = int(manifest["n_components"])
+    is_fixed = request.pattern is not None or "n_components" in get_fixed_settings(request.model)
+    is_set = is_fixed or request.components not in (None, AUTO)
+    if is_set and model.n_components != n_components:
+        advice = "Leave" if is_fixed else f"Set {{components={n_components}}}, or leave"
+        raise FitError(
+            f"{latest} has {n_components} components, not {model.n_components}. {advice} out "
+            "{warm_start}."
+        )
+    if getattr(model, "layers", None) is not None:
+        return model  # its warm start compares the layers
+    try:
+        return replace(model, n_components=n_components)  # type: ignore[call-arg]
+    except FitError:
+        raise FitError(
+            f"{latest} has {n_components} components, which the settings of this fit do not allow. "
+            "Use the settings of that fit, or leave out {warm_start}."
+        ) from None
+
+
+def adapt_fitted_model(
+    model: Model, params: Any, manifest: Mapping[str, Any], dataset: Dataset, split: str | None
+) -> Model:
+    """Return the model of a fit, to fit it again to rows that are adapted to that fit."""
+    groups = list_groups(dataset, split, None) if "group" in manifest else ()
+    known, pattern = find_known_values(model, params), read_loading_pattern(manifest)
+    covariates = read_covariates(manifest)
+    return model.with_structure(
+        Structure(groups, list_features(dataset), known, pattern, covariates)
+    )
