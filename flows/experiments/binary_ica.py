@@ -7,11 +7,11 @@ Non-stationarity-based Approach", UAI 2022.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,15 +36,15 @@ from flows.experiments.binary_ica_trials import (
     run_sample_trial,
     run_timed_trial,
 )
-from flows.experiments.drawing import open_figure, plot_ranges
+from flows.experiments.drawing import make_panel, mark_texts, plot_series, write_figure
+from flows.report.figures.axes import make_name_axis
+from flows.report.figures.colours import COLOURS, GREY, ColourScale
+from flows.report.figures.marks import CellMarks, Figure, LineMarks, Mark
 from flows.running.executors import open_executor
 from flows.running.flow import run_task
 from pipeline.models.binary_ica.fastica import MAX_ROWS
 from pipeline.models.binary_ica.moment_matching import count_surplus_equations
 from storage.examples import NonstationaryTruth, draw_nonstationary_rows, draw_nonstationary_truth
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _MODELS_PER_SEED = 1000
 _SECONDS = [f"{name}_seconds" for name in METHODS]
@@ -149,7 +149,6 @@ _QUICK_EXACT_FEATURES, _QUICK_EXACT_SEGMENTS = (2, 3, 5, 7, 10), (2, 3, 4)
 _QUICK_EXACT_MODELS = 3
 _EXACT_AXES = ("features", "segments")
 _FLOOR = 1e-16
-_LINE, _HATCH = "#D55E00", "#7f7f7f"
 
 
 @Option(name="*")
@@ -181,7 +180,7 @@ def _plot_distances(paths: tuple[Path, Path], medians: Sequence[TableRow], n_mod
     note = (
         f"Large numbers: 1 − MCS, median of {n_models} models; 0 means equal up to rounding. Small "
         "numbers: pairwise correlations minus mixing coefficients and source variances, as in the "
-        "paper; cells are hatched if it is negative. This count treats the length of every column "
+        "paper; orange if it is negative. This count treats the length of every column "
         "as an unknown, although source variances can compensate for any length. Without lengths, "
         "it is larger by the number of components, and negative only on the lower left of the line."
     )
@@ -193,59 +192,52 @@ def _plot_distances(paths: tuple[Path, Path], medians: Sequence[TableRow], n_mod
             for n_segments in segments
         ]
     )
-    with open_figure(*paths, size=(9, 4.8), title=title, note=note) as figure:
-        axes = figure.add_subplot()
-        for row in medians:
-            _plot_cell(axes, row, features.index(row["features"]), segments.index(row["segments"]))
-        _plot_border(axes, surplus)
-        axes.set(xlabel="features = components", ylabel="segments")
-        axes.set_xticks(np.arange(len(features)) + 0.5, features)
-        axes.set_yticks(np.arange(len(segments)) + 0.5, segments)
-        axes.set(xlim=(0, len(features)), ylim=(0, len(segments)))
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
-        _plot_scale(axes)
+    places = {
+        (float(features.index(row["features"])), float(segments.index(row["segments"]))): row
+        for row in medians
+    }
+    shares = np.full(surplus.shape, np.nan)
+    for (x, y), row in places.items():
+        size = np.log10(max(row["distance"], _FLOOR))
+        shares[int(y), int(x)] = 1 - size / np.log10(_FLOOR)
+    scale = ColourScale(1.0, is_signed=False)
+    distances = {(x, y + 0.1): _format_distance(row["distance"]) for (x, y), row in places.items()}
+    counts = {
+        (x, y - 0.25): str(row["surplus"]).replace("-", "−") for (x, y), row in places.items()
+    }
+    colours = [COLOURS[1] if row["surplus"] < 0 else GREY for row in places.values()]
+    borders = _find_border(surplus)
+    marks: list[Mark] = [
+        CellMarks(shares, scale, ()),
+        LineMarks(borders, [COLOURS[1]] * len(borders), 3.0),
+        mark_texts(distances),
+        replace(mark_texts(counts), colours=colours),
+    ]
+    axes = (
+        make_name_axis([*map(str, features)], "features = components"),
+        make_name_axis([*map(str, segments)], "segments"),
+    )
+    panel = make_panel("", *axes, marks, height=90 + 64 * len(segments))
+    ramp = scale.make_ramp()._replace(low="1 − MCS: 0, 10⁻¹⁶ or less", high="1")
+    panels = [[replace(panel, ramp=ramp)]]
+    write_figure(*paths, panels=panels, title=title, note=note, width=900)
 
 
-def _plot_cell(axes: Axes, row: TableRow, x: int, y: int) -> None:
-    from matplotlib import colormaps
-    from matplotlib.patches import Rectangle
-    from matplotlib.patheffects import withStroke
-
-    share = 1 - np.log10(max(row["distance"], _FLOOR)) / np.log10(_FLOOR)
-    fill, ink = colormaps["cividis"](share), "black" if share > 0.5 else "white"
-    hatch = "///" if row["surplus"] < 0 else ""
-    axes.add_patch(Rectangle((x, y), 1, 1, fc=fill, ec=_HATCH, hatch=hatch, lw=0))
-    axes.add_patch(Rectangle((x, y), 1, 1, fill=False, ec="white", lw=1.5))
-    halo = [withStroke(linewidth=3, foreground=fill)]
-    style: Any = {"color": ink, "ha": "center", "va": "center", "path_effects": halo}
-    axes.text(x + 0.5, y + 0.6, _format_distance(row["distance"]), size=11, **style)
-    axes.text(x + 0.5, y + 0.25, f"{row['surplus']}".replace("-", "−"), size=8, **style)
-
-
-def _plot_border(axes: Axes, surplus: NDArray[np.int64]) -> None:
-    """Draw the border between cells with a negative and a non-negative surplus of equations."""
+def _find_border(surplus: NDArray[np.int64]) -> list[NDArray[np.float64]]:
+    """Find the sides between cells with a negative and a non-negative surplus of equations."""
     negative = surplus < 0
     y, x = np.nonzero(negative[:, 1:] != negative[:, :-1])
-    axes.vlines(x + 1, y, y + 1, color=_LINE, linewidth=3, capstyle="projecting")
+    ends = [np.array([[a + 0.5, b - 0.5], [a + 0.5, b + 0.5]]) for a, b in zip(x, y, strict=True)]
     y, x = np.nonzero(negative[1:] != negative[:-1])
-    axes.hlines(y + 1, x, x + 1, color=_LINE, linewidth=3, capstyle="projecting")
+    return ends + [
+        np.array([[a - 0.5, b + 0.5], [a + 0.5, b + 0.5]]) for a, b in zip(x, y, strict=True)
+    ]
 
 
 def _format_distance(distance: float) -> str:
     if distance < _FLOOR:
         return "0"
     return f"{distance:.2f}" if distance >= 0.01 else f"{distance:.0e}"
-
-
-def _plot_scale(axes: Axes) -> None:
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import LogNorm
-
-    colours = ScalarMappable(LogNorm(_FLOOR, 1), "cividis")
-    bar = axes.figure.colorbar(colours, ax=axes, ticks=[1e-16, 1e-12, 1e-8, 1e-4, 1])
-    bar.set_label("1 − MCS")
-    bar.ax.set_yticklabels(["0", "10⁻¹²", "10⁻⁸", "10⁻⁴", "1"])
 
 
 IDENTIFIABILITY = Experiment(
@@ -316,36 +308,52 @@ def _plot_similarity(
     )
     title = "Accuracy and time of binary ICA over the amount of data"
     groups = [list(group) for _, group in groupby(shapes, lambda shape: shape[:2])]
-    with open_figure(*paths, size=(9, 8.4), title=title, note=note) as figure:
-        layout: Any = {"sharex": True, "sharey": "row", "height_ratios": (3, 2, 2)}
-        columns = figure.subplots(3, len(groups), **layout).T
-        for column, group in zip(columns, groups, strict=True):
-            _plot_shapes(column, group, trials)
-        figure.legend(*columns[0, 0].get_legend_handles_labels(), loc="outside right upper")
-        columns[0, 0].set_ylim(top=1.02)
-        for axes in columns.flat:
-            axes.get_legend().remove()
-            axes.label_outer()
+    columns = [_plot_shapes(group, trials, k == 0) for k, group in enumerate(groups)]
+    panels = [*zip(*columns, strict=True)]
+    write_figure(*paths, panels=panels, title=title, note=note)
 
 
 def _plot_shapes(
-    column: Iterable[Axes], shapes: Sequence[ProblemShape], trials: Sequence[TableRow]
-) -> None:
-    """Plot the similarity (1 − MCS on a logarithmic scale) and the time."""
-    similarity, distance, time = column
-    rows = np.array([shape.rows_per_segment for shape in shapes])
-    mcs = {name: (rows, column_values(trials, shapes, name)) for name in METHODS}
-    seconds = {name: (rows, column_values(trials, shapes, f"{name}_seconds")) for name in METHODS}
+    shapes: Sequence[ProblemShape], trials: Sequence[TableRow], has_keys: bool
+) -> tuple[Figure, Figure, Figure]:
+    """Plot the similarity, its distance from 1 on a logarithmic scale, and the time."""
+    rows = [shape.rows_per_segment or 0 for shape in shapes]
     title = f"{shapes[0].features} features, {shapes[0].components} components"
-    plot_ranges(similarity, mcs, ("", "MCS"), title)
+    mcs = _list_series(METHODS, rows, trials, shapes)
     distances = {name: (rows, 1 - values) for name, (_, values) in mcs.items()}
-    plot_ranges(distance, distances, ("", "1 − MCS"), "")
-    plot_ranges(time, seconds, ("rows per segment", "CPU seconds"), "")
-    distance.set_yscale("log")
-    time.set(xscale="log", yscale="log")
-    time.set_xticks(rows, [f"{n:,}" for n in rows])
-    time.xaxis.minorticks_off()
-    time.yaxis.set_major_formatter("{x:g}")
+    seconds = _list_series(METHODS, rows, trials, shapes, "_seconds")
+    names, label = (*METHODS, *_SECONDS), "rows per segment"
+    limits = {name: [t[name] for t in trials if t[name] is not None] for name in names}
+    all_mcs, all_seconds = (
+        np.concatenate([limits[name] for name in group]) for group in (METHODS, _SECONDS)
+    )
+    return (
+        plot_series(
+            title, mcs, ("", "MCS"), logs=(True, False), y_values=all_mcs, has_keys=has_keys
+        ),
+        plot_series(
+            "", distances, ("", "1 − MCS"), logs=(True, True), y_values=1 - all_mcs, has_keys=False
+        ),
+        plot_series(
+            "",
+            seconds,
+            (label, "CPU seconds"),
+            logs=(True, True),
+            y_values=all_seconds,
+            has_keys=False,
+        ),
+    )
+
+
+def _list_series(
+    names: Iterable[str],
+    x: Sequence[int],
+    trials: Sequence[TableRow],
+    shapes: Sequence[ProblemShape],
+    suffix: str = "",
+) -> dict[str, Series]:
+    """Return x and the values of columns, (n_shapes, n_models), by name."""
+    return {name: (x, column_values(trials, shapes, f"{name}{suffix}")) for name in names}
 
 
 SAMPLES = Experiment(
@@ -439,52 +447,33 @@ def _plot_sweeps(
         + describe_left_out(list(chain.from_iterable(sweeps.values())))
     )
     title = "Time and accuracy of binary ICA"
-    with open_figure(*paths, size=(11, 9), title=title, note=note) as figure:
-        columns = figure.subplots(3, 3, sharex="col", sharey="row").T
-        for column, (dimension, shapes) in zip(columns, sweeps.items(), strict=True):
-            _plot_sweep(column, dimension, shapes, trials)
-        columns[0, 1].set_ylim(top=1.02)
-        for axes in columns[:-1].flat:
-            axes.get_legend().remove()
-        columns[-1, 1].get_legend().remove()
-        for axes in columns.flat:
-            axes.label_outer()
+    columns = [
+        _plot_sweep(dimension, shapes, trials, k == 0)
+        for k, (dimension, shapes) in enumerate(sweeps.items())
+    ]
+    panels = [*zip(*columns, strict=True)]
+    write_figure(*paths, panels=panels, title=title, note=note)
 
 
 def _plot_sweep(
-    column: Iterable[Axes],
-    dimension: str,
-    shapes: Sequence[ProblemShape],
-    trials: Sequence[TableRow],
-) -> None:
+    dimension: str, shapes: Sequence[ProblemShape], trials: Sequence[TableRow], has_keys: bool
+) -> tuple[Figure, Figure, Figure]:
     """Plot the time and accuracy of all models, and the parts of BLICA's time."""
-    times, accuracy, parts = column
     x = [getattr(shape, dimension) for shape in shapes]
-    mcs = {name: (x, column_values(trials, shapes, name)) for name in METHODS}
-    seconds = {name: (x, column_values(trials, shapes, f"{name}_seconds")) for name in METHODS}
-    shares = {name: (x, column_values(trials, shapes, name)) for name in _PARTS}
-    plot_ranges(times, seconds, ("", "CPU seconds"), f"over {dimension}")
-    plot_ranges(accuracy, mcs, ("", "MCS"), "")
-    _plot_parts(parts, dimension, seconds["BLICA"], shares)
-    parts.set(xlabel=dimension, xscale="log")
-    parts.set_xticks(x, x)
-    parts.xaxis.minorticks_off()
-    for axes in (times, parts):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter("{x:g}")
-    for axes in (times, accuracy, parts):
-        axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
-
-
-def _plot_parts(axes: Axes, dimension: str, total: Series, parts: Mapping[str, Series]) -> None:
+    mcs = _list_series(METHODS, x, trials, shapes)
+    seconds = _list_series(METHODS, x, trials, shapes, "_seconds")
+    total = seconds["BLICA"]
+    parts = {"total": total, **_list_series(_PARTS, x, trials, shapes)}
     power = _POWERS[dimension]
-    name = dimension + ("²" if power == 2 else "")
-    plot_ranges(axes, {"total": total}, ("", ""), "")
-    labels = ("", "CPU seconds of BLICA")
-    plot_ranges(axes, parts, labels, f"dashed: ∝ {name}", first=len(METHODS))
-    x, values = total
-    growth = 2 * np.median(values[-1]) * (np.array(x) / x[-1]) ** power
-    axes.plot(x, growth, color="black", linestyle="--", linewidth=0.8)
+    growth = 2 * np.median(total[1][-1]) * (np.array(x) / x[-1]) ** power
+    title = f"over {dimension}"
+    more = {f"∝ {dimension}" + ("²" if power == 2 else ""): (x, growth)}
+    labels = (dimension, "CPU seconds of BLICA")
+    return (
+        plot_series(title, seconds, ("", "CPU seconds"), logs=(True, True), has_keys=False),
+        plot_series("", mcs, ("", "MCS"), logs=(True, False), has_keys=has_keys),
+        plot_series("", parts, labels, logs=(True, True), more=more, first=len(METHODS)),
+    )
 
 
 SCALING = Experiment(

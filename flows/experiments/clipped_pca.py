@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,14 +31,15 @@ from flows.experiments.base import (
 from flows.experiments.drawing import (
     ImageRow,
     figure_paths,
-    open_figure,
-    plot_bars,
-    plot_curves,
-    plot_strips,
+    make_panel,
+    plot_series,
     save_images,
-    set_log_scales,
+    write_figure,
 )
+from flows.report.figures.axes import make_axis
+from flows.report.figures.colours import SIGNS_TEXT, ColourScale
 from flows.report.figures.images import ImageLayout, find_image_layout
+from flows.report.figures.marks import Axis, Figure, RasterMark
 from flows.running.flow import run_task
 from pipeline.data.blocks import BinaryBlock
 from pipeline.models.clipped_pca import MIN_NOISE, ClippedPCA, ClippedPCAParams
@@ -46,13 +47,11 @@ from pipeline.numerics.gaussian.pair_tables import sign_correlation
 from pipeline.numerics.metrics import reconstruction_losses
 from pipeline.random import RowRandom
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 # The ring
 
 _SPINS, _CLIPPED = "spins (linear PCA)", "clipped PCA"
 _N_ROWS_SHOWN, _N_BARS = 24, 12
+_STRIP_PIXELS = 8  # height of a row
 _MIN_PLOTTED_VALUE = 1e-6
 
 
@@ -97,40 +96,45 @@ def _plot_figure(
     n_features = rows.shape[1]
     title = f"Spins on a ring: {n_features} features, {n_rows:,} rows"
     note = (
-        f"Black: spin +1. The edges of drawn rows flicker because clipped PCA adds a noise of "
+        f"Blue: spin +1. The edges of drawn rows flicker because clipped PCA adds a noise of "
         f"{MIN_NOISE:g}. Eigenvalues of clipped PCA beyond the second are sampling error. "
         "Eigenvalues below 10⁻⁶ are not drawn, including negative ones; half of the spins' "
         "eigenvalues are 0, because opposite spins differ only in sign."
     )
-    with open_figure(
-        *figure_paths(output, "ring"), size=(10, 7.2), title=title, note=note
-    ) as figure:
-        (data, model), (bars, curves) = figure.subplots(2, 2)
-        plot_strips(data, rows, f"{len(rows)} rows of the data")
-        plot_strips(model, samples, f"{len(samples)} rows drawn from clipped PCA, two components")
-        _plot_leading(bars, spectra, n_features)
-        _plot_all(curves, spectra)
+    first, last = _plot_leading(spectra, n_features), _plot_all(spectra)
+    drawn = f"{len(samples)} rows drawn from clipped PCA, two components"
+    strips = [_plot_strips(rows, f"{len(rows)} rows of the data"), _plot_strips(samples, drawn)]
+    paths = figure_paths(output, "ring")
+    write_figure(*paths, panels=[strips, [first, last]], title=title, note=note)
 
 
-def _plot_leading(axes: Axes, spectra: Mapping[str, Array], n_features: int) -> None:
-    series = {_SPINS: spectra["spins"][:_N_BARS], _CLIPPED: spectra["clipped_pca"][:_N_BARS]}
-    plot_bars(axes, series, "eigenvalue", "Leading eigenvalues: clipped PCA has two")
-    half = n_features / 2
-    axes.axhline(half, color="#555555", linewidth=0.8, linestyle=":")
-    axes.text(_N_BARS + 0.5, half, f"{n_features} / 2 = {half:g}", va="bottom", ha="right")
-    axes.set_ylim(0, half * 1.15)
-    axes.legend(loc="center right")
+def _plot_strips(X: Bits, title: str) -> Figure:
+    """Plot binary rows (n_rows, n_features) as strips; 1 is blue."""
+    strips = X.repeat(_STRIP_PIXELS, axis=0).astype(np.float64)
+    strips[_STRIP_PIXELS - 1 :: _STRIP_PIXELS] = 0.0  # separates neighbouring rows
+    x = make_axis(0.5, X.shape[1] + 0.5, "feature")
+    y = Axis(0.0, 1.0, has_lines=False)
+    return make_panel(title, x, y, [RasterMark(strips, ColourScale(1.0, is_signed=False))])
 
 
-def _plot_all(axes: Axes, spectra: Mapping[str, Array]) -> None:
+def _plot_leading(spectra: Mapping[str, Array], n_features: int) -> Figure:
+    ranks, half = np.arange(1.0, _N_BARS + 1), n_features / 2
+    series = {_SPINS: (ranks, spectra["spins"][:_N_BARS])}
+    series[_CLIPPED] = (ranks, spectra["clipped_pca"][:_N_BARS])
+    more = {f"{n_features} / 2 = {half:g}": (ranks, np.full(_N_BARS, half))}
+    title = "Leading eigenvalues: clipped PCA has two"
+    return plot_series(title, series, ("rank", "eigenvalue"), more=more)
+
+
+def _plot_all(spectra: Mapping[str, Array]) -> Figure:
     ranked = {name: _rank_values(values) for name, values in spectra.items()}
     series = {_SPINS: ranked["spins"], _CLIPPED: ranked["clipped_pca"]}
-    title = "All eigenvalues: the spins have a continuum"
-    plot_curves(axes, series, ("rank", "eigenvalue"), title, lines=False)
-    axes.plot(*ranked["spins_limit"], color="black", linewidth=0.8, label="limit of many rows")
-    axes.plot(*ranked["clipped_pca_limit"], color="black", linewidth=0.8)
-    set_log_scales(axes, len(spectra["spins"]))
-    axes.legend(loc="upper right")
+    more = {
+        "limit of many rows": ranked["spins_limit"],
+        "limit of clipped PCA": ranked["clipped_pca_limit"],
+    }
+    title, labels = "All eigenvalues: the spins have a continuum", ("rank", "eigenvalue")
+    return plot_series(title, series, labels, more=more, logs=(True, True), has_lines=False)
 
 
 def _rank_values(values: Array, minimum: float = _MIN_PLOTTED_VALUE) -> tuple[Array, Array]:
@@ -282,15 +286,17 @@ class ImageFigures:
             "are not drawn."
         )
         title = f"Spectra of {self.name}"
-        paths = self._paths("spectra")
-        with open_figure(*paths, size=(10, 4), title=title, note=note) as figure:
-            bars, curves = figure.subplots(1, 2)
-            label = "eigenvalue / total variance"
-            leading = {name: values[:_N_IMAGE_BARS] for name, values in shares.items()}
-            plot_bars(bars, leading, label, "Leading eigenvalues")
-            series = {name: _rank_values(v, _MIN_PLOTTED_SHARE) for name, v in shares.items()}
-            plot_curves(curves, series, ("rank", label), "All eigenvalues")
-            set_log_scales(curves, len(shares[LINEAR]))
+        label = "eigenvalue / total variance"
+        ranked = {name: _rank_values(v, _MIN_PLOTTED_SHARE) for name, v in shares.items()}
+        leading = {
+            name: (np.arange(1.0, len(values[:_N_IMAGE_BARS]) + 1), values[:_N_IMAGE_BARS])
+            for name, values in shares.items()
+        }
+        panels = [
+            plot_series("Leading eigenvalues", leading, ("rank", label)),
+            plot_series("All eigenvalues", ranked, ("rank", label), logs=(True, True)),
+        ]
+        write_figure(*self._paths("spectra"), panels=[panels], title=title, note=note)
 
     def plot_components(self, models: PCAPair) -> None:
         """Draw the leading eigenvectors and loadings."""
@@ -298,7 +304,7 @@ class ImageFigures:
         columns = {LINEAR: models.linear.vectors, CLIPPED: models.params.loadings}
         rows = [
             ImageRow(
-                f"{name}\n{first + 1} to {min(first + _N_SHOWN, values.shape[1])}",
+                f"{name}, {first + 1} to {min(first + _N_SHOWN, values.shape[1])}",
                 self.layout.arrange_images(values.T[first : first + _N_SHOWN]),
                 [f"{share:.1%}" for share in shares[name][first : first + _N_SHOWN]],
             )
@@ -308,7 +314,7 @@ class ImageFigures:
         ]
         note = (
             "Eigenvectors of linear PCA and loadings of clipped PCA. Each image has its own scale: "
-            "red positive, white 0, blue negative. Under each: its share of the variance."
+            f"{SIGNS_TEXT}. Under each: its share of the variance."
         )
         title = f"Leading components of {self.name}"
         paths = self._paths("components")
@@ -338,8 +344,8 @@ class ImageFigures:
             bits = probabilities[shown] > 0.5
             wrong = ((bits != (X == 1)) & observed).sum(axis=1)
             images = self.layout.arrange_images(bits)
-            image_rows.append(ImageRow(f"{name}\n{p} components", images, list(map(str, wrong))))
-        note = "Black: P(bit = 1 | components) > ½. Under each image: its number of wrong bits."
+            image_rows.append(ImageRow(f"{name}, {p} components", images, list(map(str, wrong))))
+        note = "Blue: P(bit = 1 | components) > ½. Under each image: its number of wrong bits."
         title = f"Reconstructions of {self.name}"
         save_images(*self._paths("reconstructions"), rows=image_rows, title=title, note=note)
 
@@ -352,12 +358,16 @@ class ImageFigures:
         )
         title, paths = f"Reconstruction errors of {self.name}", self._paths("errors")
         measures = {"wrong_bits": "share of wrong bits", "nll_per_bit": "−log P per bit (nats)"}
-        with open_figure(*paths, size=(9, 3.8), title=title, note=note) as figure:
-            for axes, measure in zip(figure.subplots(1, 2), measures, strict=True):
-                series = {name: _component_series(errors, name, measure) for name in _BOTH}
-                axes.axhline(errors[0][measure], color="black", ls=":", lw=0.8, label=MARGINS)
-                plot_curves(axes, series, ("components", measures[measure]), "")
-                axes.set(ylim=(0, None), xticks=series[LINEAR][0])
+        panels = []
+        for measure, label in measures.items():
+            series = {name: _component_series(errors, name, measure) for name in _BOTH}
+            numbers, _ = series[LINEAR]
+            more = {MARGINS: (numbers, [errors[0][measure]] * len(numbers))}
+            values = [0.0, *(row[measure] for row in errors)]
+            panels.append(
+                plot_series("", series, ("components", label), more=more, y_values=values)
+            )
+        write_figure(*paths, panels=[panels], title=title, note=note)
 
 
 def _format_negative_note(shares: Array) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -29,16 +29,18 @@ from flows.experiments.base import (
     write_results,
 )
 from flows.experiments.drawing import (
-    COLOURS,
-    MARKERS,
     ImageRow,
     figure_paths,
-    open_figure,
+    make_panel,
     save_images,
+    write_figure,
 )
 from flows.experiments.tipping import open_images
 from flows.experiments.tipping_figures import BinaryImages
+from flows.report.figures.axes import make_axis, make_name_axis
+from flows.report.figures.colours import COLOURS, GREY, MARKERS
 from flows.report.figures.images import ImageLayout
+from flows.report.figures.marks import Figure, LegendKey, LineMarks, Mark, PointMarks, RuleMark
 from flows.running.executors import open_executor
 from flows.running.flow import run_task
 from pipeline.data.blocks import pack_block
@@ -51,9 +53,6 @@ from pipeline.models.registry import find_model_class
 from pipeline.numerics.metrics import MIN_PROBABILITY
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import PairCounts
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 BitScore = Callable[[Bits], Array]
 """Scores each bit; bits with a score above a threshold are set to 1."""
@@ -199,14 +198,12 @@ class DenoisingFigures:
             "for training images with noise."
         )
         title = f"Denoising {self.name}, {self.n_components} components"
-        size = (10, 1.9 + 0.42 * len(names))
-        with open_figure(*self._paths("errors"), size=size, title=title, note=note) as figure:
-            panels = figure.subplots(1, len(numbers), squeeze=False, sharex=True, sharey=True)[0]
-            for axes, n_images in zip(panels, numbers, strict=True):
-                _plot_errors(axes, [row for row in rows if row["images"] == n_images], names)
-                axes.set_title(f"fitted to {n_images:,} images")
-            handles, labels = panels[0].get_legend_handles_labels()
-            figure.legend(handles, labels, loc="outside upper right", ncols=len(labels))
+        top = 1.05 * max(row["wrong_bits"] for row in rows)
+        panels = [
+            _plot_errors([row for row in rows if row["images"] == n], names, top, n)
+            for n in numbers
+        ]
+        write_figure(*self._paths("errors"), panels=[panels], title=title, note=note)
 
     def plot_images(
         self,
@@ -234,33 +231,27 @@ class DenoisingFigures:
         save_images(*paths, rows=rows, title=title, note=note)
 
 
-def _plot_errors(axes: Axes, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
-    series = {
-        label: [[row[measure] for row in rows if row["model"] == name] for name in names]
-        for label, measure in _MEASURES.items()
-    }
-    _plot_spread(axes, series, names, "share of wrong bits")
-    noisy = float(np.median([row["wrong_bits"] for row in rows if row["model"] == NOISY]))
-    axes.axvline(noisy, color="black", ls=":", lw=1, label="noisy images")
-    axes.set_xlim(left=0)
-
-
-def _plot_spread(
-    axes: Axes, series: Mapping[str, Sequence[Sequence[float]]], names: Sequence[str], label: str
-) -> None:
+def _plot_errors(
+    rows: Sequence[Mapping[str, Any]], names: Sequence[str], top: float, n_images: int
+) -> Figure:
     """Plot the results of all seeds on one line per model, with a bar at the median."""
-    for k, (name, lines) in enumerate(series.items()):
-        colour, marker = COLOURS[k], MARKERS[k]
-        heights = np.arange(len(lines)) + 0.3 * (k - (len(series) - 1) / 2)
+    noisy = float(np.median([row["wrong_bits"] for row in rows if row["model"] == NOISY]))
+    marks: list[Mark] = [RuleMark("x", noisy, dash=(2, 4))]
+    keys = [LegendKey("noisy images", GREY, "dash")]
+    for k, (label, measure) in enumerate(_MEASURES.items()):
+        lines = [[row[measure] for row in rows if row["model"] == name] for name in names]
+        heights = np.arange(len(lines)) + 0.3 * (k - (len(_MEASURES) - 1) / 2)
         x, y = np.concatenate(lines), np.repeat(heights, [len(values) for values in lines])
-        style: Any = {"color": colour, "markersize": 4, "alpha": 0.55, "markeredgewidth": 0}
-        axes.plot(x, y, marker, label=name, **style)
-        medians = [float(np.median(values)) for values in lines]
-        axes.vlines(medians, heights - 0.14, heights + 0.14, color=colour, linewidth=2)
-    axes.set(xlabel=label, yticks=range(len(names)), yticklabels=names)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.grid(color="#e6e6e6", linewidth=0.6)
-    axes.set_axisbelow(True)
+        bars = [
+            np.array([[np.median(values), height - 0.14], [np.median(values), height + 0.14]])
+            for values, height in zip(lines, heights, strict=True)
+        ]
+        marks.append(PointMarks(x, y, COLOURS[k], MARKERS[k], opacity=0.55))
+        marks.append(LineMarks(bars, [COLOURS[k]] * len(bars), 2.5))
+        keys.append(LegendKey(label, COLOURS[k], MARKERS[k]))
+    x_axis, y_axis = make_axis(0.0, top, "share of wrong bits"), make_name_axis(names, is_down=True)
+    title, height = f"fitted to {n_images:,} images", 60 + 34 * len(names)
+    return make_panel(title, x_axis, y_axis, marks, keys, height)
 
 
 NAME = "denoising"

@@ -1,48 +1,45 @@
-"""Matplotlib figures of the experiments: images of features, spectra, curves.
+"""Figures of the experiments, described as those of the report: images, curves over x.
 
-Matplotlib is imported only when a figure is drawn, because its import is slow.
+The renderer of pictures is imported only when a figure is written, because Matplotlib is slow to
+import.
 """
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from flows.report.figures.axes import fit_axis, fit_log_axis
+from flows.report.figures.colours import COLOURS, GREY, MARKERS, ColourScale
+from flows.report.figures.marks import (
+    AreaMark,
+    Axis,
+    Figure,
+    LegendKey,
+    LineMarks,
+    Mark,
+    Plot,
+    PointMarks,
+    RasterMark,
+    TextMarks,
+)
 from pipeline.errors import FitError
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 Array = NDArray[np.float64]
+Series = Mapping[str, tuple[ArrayLike, ArrayLike]]
+"""x, (n,), and values, (n,) or (n, n_repeats), by name."""
 
 FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
-# Okabe and Ito's colours, safe for colour-blind readers; markers distinguish series in print.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#56B4E9", "#CC79A7", "#E69F00", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_NOTE_COLOUR = "#555555"
-_MISSING_COLOUR = "#d9d9d9"
-_STYLE: Any = {
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlelocation": "left",
-    "axes.titlesize": 10,
-    "axes.labelsize": 9,
-    "figure.titlesize": 12,
-    "font.size": 9,
-    "legend.frameon": False,
-    "savefig.dpi": 160,
-    # Makes equal figures equal files.
-    "svg.hashsalt": "latentbits",
-}
-# Inches per unit; the unit is the width of an image, used for all other lengths.
-_INCHES_PER_UNIT, _GAP, _CAPTION_HEIGHT, _LABEL_WIDTH = 0.72, 0.12, 0.42, 1.7
+PAGE_WIDTH = 1060
+_FRAME_COLOUR = "#dde1e5"
+_GAP = 0.12  # between images; lengths are in widths of an image
+_CAPTION_HEIGHT, _CAPTION_PLACE, _LABEL_WIDTH = 0.42, 0.2, 2.3
+_IMAGE_SIZE, _IMAGE_PIXELS = 82, 120  # width of an image on the page, and in the picture
+_PANEL_HEIGHT, _TOP_MARGIN = 300, 8
 
 
 def check_figure_suffix(path: Path) -> None:
@@ -58,42 +55,108 @@ def figure_paths(folder: Path, name: str) -> tuple[Path, Path]:
     return folder / f"{name}.png", folder / f"{name}.svg"
 
 
-@contextmanager
-def open_figure(
-    *paths: Path, size: tuple[float, float], title: str, note: str = ""
-) -> Iterator[Figure]:
-    """Open an empty figure and save it on exit.
+def write_figure(
+    *paths: Path,
+    panels: Sequence[Sequence[Figure]],
+    title: str,
+    note: str,
+    width: float = PAGE_WIDTH,
+) -> None:
+    """Write rows of panels with a title above and a note below; suffixes are the formats."""
+    for path in paths:
+        check_figure_suffix(path)
+    from flows.report.pictures import render_panels
+
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kind: Any = path.suffix[1:]
+        path.write_bytes(render_panels(panels, title, note, width, kind))
+
+
+def make_panel(
+    title: str,
+    x: Axis,
+    y: Axis,
+    marks: Sequence[Mark],
+    keys: Sequence[LegendKey] = (),
+    height: int | None = _PANEL_HEIGHT,
+) -> Figure:
+    """Describe a panel of a figure; without a height, it is square."""
+    return Figure(title, "", Plot(x, y, tuple(marks), height), keys=tuple(keys))
+
+
+def plot_series(
+    title: str,
+    series: Series,
+    labels: tuple[str, str],
+    *,
+    more: Series | None = None,
+    logs: tuple[bool, bool] = (False, False),
+    y_values: ArrayLike | None = None,
+    first: int = 0,
+    has_lines: bool = True,
+    has_keys: bool = True,
+    height: int = _PANEL_HEIGHT,
+) -> Figure:
+    """Plot series of values over x, each in its own colour and with its own marker.
+
+    Of several values at an x, the median is plotted, on a band from the smallest to the largest.
 
     Parameters
     ----------
-    paths
-        Files to write; the suffix is the format.
-    size
-        Width and height in inches.
-    title, note
-        Text above the figure and, smaller, below it.
+    title, labels
+        Title of the panel and labels of the axes.
+    series
+        The series; a key of the legend without a name belongs to the series before it.
+    more
+        Further lines, which are grey and dashed.
+    logs
+        Whether the axes are logarithmic.
+    y_values
+        Values that the axis of the values shows; those of the series if it is None.
+    first
+        Index of the first colour and marker.
+    has_lines, has_keys
+        Whether the markers are joined, and whether there is a legend.
     """
-    for path in paths:
-        check_figure_suffix(path)
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
+    scales = [_SCALES[is_log] for is_log in logs]
+    marks: list[Mark] = []
+    keys = []
+    for k, (name, (x, values)) in enumerate(series.items(), first):
+        colour, marker = COLOURS[k % len(COLOURS)], MARKERS[k % len(MARKERS)]
+        repeats = np.asarray(values, np.float64).reshape(len(np.asarray(x)), -1)
+        across = scales[0](np.asarray(x, np.float64))
+        y = scales[1](np.median(repeats, axis=1))
+        if repeats.shape[1] > 1:
+            low, high = repeats.min(axis=1), repeats.max(axis=1)
+            marks.append(AreaMark(across, scales[1](low), scales[1](high), colour))
+        if has_lines:
+            marks.append(LineMarks([np.column_stack([across, y])], [colour]))
+        marks.append(PointMarks(across, y, colour, marker))
+        keys.append(LegendKey(name, colour, marker))
+    for name, (x, values) in (more or {}).items():
+        places = [
+            scale(np.asarray(v, np.float64)) for scale, v in zip(scales, (x, values), strict=True)
+        ]
+        marks.append(LineMarks([np.column_stack(places)], [GREY], dash=(6, 4)))
+        keys.append(LegendKey(name, GREY, "dash"))
+    lines = [*series.values(), *(more or {}).values()]
+    all_x = np.concatenate([np.ravel(x) for x, _ in lines]).astype(np.float64)
+    all_y = np.concatenate([np.ravel(values) for _, values in lines]).astype(np.float64)
+    all_y = all_y if y_values is None else np.ravel(np.asarray(y_values, np.float64))
+    x_axis, y_axis = (
+        fit_log_axis(values, label) if is_log else fit_axis(values, label)
+        for values, label, is_log in zip((all_x, all_y), labels, logs, strict=True)
+    )
+    return make_panel(title, x_axis, y_axis, marks, keys if has_keys else (), height)
 
-    with rc_context(_STYLE):
-        figure = Figure(figsize=size, layout="constrained", facecolor="white")
-        figure.suptitle(title, x=0.01, ha="left")
-        if note:
-            figure.supxlabel(
-                textwrap.fill(note, int(15.5 * size[0])),
-                x=0.01,
-                ha="left",
-                size=8,
-                color=_NOTE_COLOUR,
-            )
-        yield figure
-        for path in paths:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # Without the date, equal figures are equal files.
-            figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+def _take_logarithm(values: Array) -> Array:
+    """Return log₁₀, NaN where it is not finite."""
+    return np.log10(values, out=np.full(values.shape, np.nan), where=values > 0)
+
+
+_SCALES: tuple[Callable[[Array], Array], Callable[[Array], Array]] = (np.asarray, _take_logarithm)
 
 
 class ImageRow(NamedTuple):
@@ -109,116 +172,71 @@ def save_images(
 ) -> None:
     """Draw rows of images, with text above and below.
 
-    If `signed`, colours are blue, white and red around zero, scaled per image; otherwise white is 0
-    and black is 1.
+    If `signed`, each image has its own scale around zero; else opaque blue is 1.
     """
     height = rows[0].images.shape[1] / rows[0].images.shape[2]
     step = height + (_CAPTION_HEIGHT if any(row.captions for row in rows) else _GAP)
     if any(np.isnan(row.images).any() for row in rows):
         note += " Grey: no value."
-    left = _LABEL_WIDTH if any(row.label for row in rows) else _GAP
-    right = max(len(row.images) for row in rows) * (1 + _GAP)
-    size = (max((left + right) * _INCHES_PER_UNIT, 4.5), len(rows) * step * _INCHES_PER_UNIT + 1.1)
-    with open_figure(*paths, size=size, title=title, note=note) as figure:
-        axes = figure.add_subplot()
-        for r, row in enumerate(rows):
-            _plot_image_row(axes, row, r * step, height, signed)
-        axes.set(xlim=(-left, right), ylim=(len(rows) * step, -_GAP))
-        axes.set_aspect("equal")
-        axes.axis("off")
+    left = _LABEL_WIDTH if any(row.label for row in rows) else 0.0
+    size = left + max(len(row.images) for row in rows) * (1 + _GAP), len(rows) * step
+    corners = [
+        (left + c * (1 + _GAP), r * step) for r, row in enumerate(rows) for c in range(len(row[1]))
+    ]
+    labels = {(0.0, r * step + height / 2): row.label for r, row in enumerate(rows) if row.label}
+    captions = {
+        (left + c * (1 + _GAP) + 0.5, r * step + height + _CAPTION_PLACE): text
+        for r, row in enumerate(rows)
+        for c, text in enumerate(row.captions)
+    }
+    images = np.concatenate([row.images for row in rows])
+    marks: list[Mark] = [*mark_images(images, np.array(corners), size, signed)]
+    marks += [mark_texts(labels, "right"), mark_texts(captions)]
+    width = max(size[0] * _IMAGE_SIZE, 360.0)
+    panel = plot_canvas(size, marks, width / size[0])
+    write_figure(*paths, panels=[[panel]], title=title, note=note, width=width)
 
 
-def _plot_image_row(axes: Axes, row: ImageRow, top: float, height: float, signed: bool) -> None:
-    axes.text(-_GAP, top + height / 2, row.label, ha="right", va="center")
-    for c, image in enumerate(row.images):
-        plot_image(axes, image, (c * (1 + _GAP), top), signed)
-    for c, caption in enumerate(row.captions):
-        middle = c * (1 + _GAP) + 0.5
-        axes.text(middle, top + height + 0.04, caption, ha="center", va="top", size=8)
+def plot_canvas(size: tuple[float, float], marks: Sequence[Mark], scale: float) -> Figure:
+    """Describe a panel without axes; marks have places from the upper left corner.
 
-
-def plot_image(axes: Axes, image: Array, corner: tuple[float, float], signed: bool = False) -> None:
-    """Plot an image of unit width, with a thin frame, below and to the right of a corner."""
-    from matplotlib import colormaps
-    from matplotlib.patches import Rectangle
-
-    (x, y), height = corner, image.shape[0] / image.shape[1]
-    colours = colormaps["RdBu_r" if signed else "Greys"].with_extremes(bad=_MISSING_COLOUR)
-    top = max(float(np.nanmax(np.abs(image))), 1e-12) if signed else 1.0
-    axes.imshow(
-        image,
-        extent=(x, x + 1, y + height, y),
-        cmap=colours,
-        vmin=-top if signed else 0.0,
-        vmax=top,
-        interpolation="nearest",
-    )
-    axes.add_patch(Rectangle((x, y), 1, height, fill=False, edgecolor="#999999", linewidth=0.5))
-
-
-def plot_strips(axes: Axes, X: NDArray[np.uint8], title: str) -> None:
-    """Plot binary rows (n_rows, n_features) as strips; 1 is black."""
-    # White lines separate neighbouring rows.
-    axes.pcolormesh(X[::-1], cmap="Greys", vmin=0, vmax=1, rasterized=True)
-    axes.hlines(np.arange(len(X) + 1), 0, X.shape[1], color="white", linewidth=1.5)
-    axes.set(title=title, xlabel="feature", yticks=[])
-    axes.spines[:].set_visible(False)
-
-
-def plot_bars(axes: Axes, series: Mapping[str, Array], label: str, title: str) -> None:
-    """Plot the leading values of several series as grouped bars over their rank."""
-    width = 0.8 / len(series)
-    for k, (name, values) in enumerate(series.items()):
-        ranks = np.arange(1, len(values) + 1)
-        places = ranks + (k - (len(series) - 1) / 2) * width
-        axes.bar(places, values, width, color=COLOURS[k], label=name)
-    axes.set(title=title, xlabel="rank", ylabel=label, xticks=ranks)
-    axes.legend()
-
-
-def plot_curves(
-    axes: Axes,
-    series: Mapping[str, tuple[ArrayLike, ArrayLike]],
-    labels: tuple[str, str],
-    title: str,
-    lines: bool = True,
-    first: int = 0,
-) -> None:
-    """Plot several series of (x, y) as markers, optionally joined; `labels` name the axes.
-
-    Colours and markers start at index `first`.
+    `scale` is the width of an image on the page.
     """
-    width = 1.2 if lines else 0.0
-    for k, (name, (x, y)) in enumerate(series.items(), first):
-        colour, marker = COLOURS[k], MARKERS[k]
-        axes.plot(x, y, color=colour, marker=marker, markersize=4, linewidth=width, label=name)
-    axes.set(title=title, xlabel=labels[0], ylabel=labels[1])
-    axes.grid(color="#e6e6e6", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.legend()
+    width, height = size
+    axes = Axis(0.0, width, has_lines=False), Axis(height, 0.0, has_lines=False)
+    return make_panel("", *axes, marks, height=round(scale * height) + _TOP_MARGIN)
 
 
-def plot_ranges(
-    axes: Axes,
-    series: Mapping[str, tuple[ArrayLike, Array]],
-    labels: tuple[str, str],
-    title: str,
-    first: int = 0,
-) -> None:
-    """Plot medians over x as `plot_curves` does, on bands from the smallest to the largest value.
+def mark_images(
+    images: Array, corners: Array, size: tuple[float, float], signed: bool = False
+) -> tuple[RasterMark, LineMarks]:
+    """Draw images of width 1, with frames, on an area that they share.
 
-    The series are (x, values): (n,) and (n, n_repeats); NaN leaves a gap.
+    Parameters
+    ----------
+    images
+        (n, height, width); NaN is grey.
+    corners
+        Upper left corner of each image, from the upper left one of the area, (n, 2).
+    size
+        Width and height of the area, in widths of an image.
+    signed
+        Whether each image has its own scale around zero; else opaque blue is 1.
     """
-    medians = {name: (x, np.median(values, axis=1)) for name, (x, values) in series.items()}
-    plot_curves(axes, medians, labels, title, first=first)
-    for colour, (x, values) in zip(COLOURS[first:], series.values(), strict=False):
-        low, high = values.min(axis=1), values.max(axis=1)
-        axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+    n, height, width = images.shape
+    down = round(_IMAGE_PIXELS * height / width)
+    rows = np.arange(down) * height // down
+    columns = np.arange(_IMAGE_PIXELS) * width // _IMAGE_PIXELS
+    area = np.zeros([round(_IMAGE_PIXELS * length) for length in size[::-1]])
+    for image, (x, y) in zip(images, np.rint(corners * _IMAGE_PIXELS).astype(int), strict=True):
+        top = max(float(np.nanmax(np.abs(image))), 1e-12) if signed else 1.0
+        area[y : y + down, x : x + _IMAGE_PIXELS] = (image / top)[np.ix_(rows, columns)]
+    frame = np.array([[0, 0], [1, 0], [1, 1], [0, 1], [0, 0]]) * [1, height / width]
+    frames = LineMarks([corner + frame for corner in corners], [_FRAME_COLOUR] * n, 1.0)
+    return RasterMark(area, ColourScale(1.0, signed, missing_opacity=77)), frames
 
 
-def set_log_scales(axes: Axes, last: int) -> None:
-    """Make both axes logarithmic; the lower axis covers ranks up to the last."""
-    axes.set(xscale="log", yscale="log")
-    ticks = [digit * 10**power for power in range(6) for digit in (1, 2, 5)]
-    axes.set_xticks([tick for tick in ticks if tick <= last])
-    axes.xaxis.set_major_formatter("{x:g}")
+def mark_texts(texts: Mapping[tuple[float, float], str], side: Any = "centre") -> TextMarks:
+    """Write texts at places."""
+    places = np.array([*texts], np.float64).reshape(-1, 2)
+    return TextMarks(places[:, 0], places[:, 1], [*texts.values()], side=side)

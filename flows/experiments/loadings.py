@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 from cyclopts import Parameter
 from rich.console import Console
 
 from flows.cli.options import WholeNumber
 from flows.experiments.base import ImageShape
 from flows.experiments.drawing import ImageRow, check_figure_suffix, save_images
+from flows.report.figures.colours import SIGNS_TEXT
 from flows.report.figures.images import find_image_layout
 from pipeline.errors import FitError
 from storage.artifacts.artifacts import Artifact, load_artifact
@@ -31,6 +31,7 @@ def draw_loadings(
     artifact: Artifact, image_shape: str | None, output: Path, n_components: int
 ) -> int:
     """Draw the leading loadings and return their number."""
+    from flows.report.figures.parameters import make_captions
     from flows.report.tables import format_title  # imports Arrow, which is slow
 
     check_figure_suffix(output)
@@ -42,23 +43,16 @@ def draw_loadings(
         raise FitError(f"{{components}} is {n_components}, but must be at least 1.")
     layout = find_image_layout(artifact.manifest["feature_names"], image_shape)
     images = layout.arrange_images(artifact["loadings"].T[:n_components])
-    captions = _make_captions(artifact, len(images))
+    captions = make_captions(artifact, len(images))
     starts = range(0, len(images), _COLUMNS)
     save_images(
         output,
         rows=[ImageRow("", images[k : k + _COLUMNS], captions[k : k + _COLUMNS]) for k in starts],
         title=f"Loadings: {format_title(artifact.manifest)}",
-        note="Each image has its own scale: red positive, white 0, blue negative. λ: eigenvalue.",
+        note=f"Each image has its own scale: {SIGNS_TEXT}. λ: eigenvalue.",
         signed=True,
     )
     return len(images)
-
-
-def _make_captions(artifact: Artifact, n_images: int) -> list[str]:
-    if "eigenvalues" not in artifact:
-        return [f"{k + 1}" for k in range(n_images)]
-    values = np.asarray(artifact["eigenvalues"])[:n_images]
-    return [f"{k + 1}: λ = {value:.3g}" for k, value in enumerate(values)]
 
 
 def main(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import scipy
@@ -30,7 +30,17 @@ from flows.experiments.base import (
     write_results,
     write_table,
 )
-from flows.experiments.drawing import COLOURS, figure_paths, open_figure, plot_image
+from flows.experiments.drawing import (
+    figure_paths,
+    make_panel,
+    mark_images,
+    mark_texts,
+    plot_canvas,
+    write_figure,
+)
+from flows.report.figures.axes import fit_axis, fit_log_axis
+from flows.report.figures.colours import COLOURS, GREY
+from flows.report.figures.marks import Figure, LegendKey, LineMarks, Mark, PointMarks
 from flows.running.executors import open_executor
 from flows.running.flow import run_task
 from pipeline.errors import FitError
@@ -48,9 +58,6 @@ from storage.examples import (
     enumerate_shifter,
     merge_equal_rows,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Labels = NDArray[np.str_]
 
@@ -287,9 +294,10 @@ def bits_per_row(params: NoisyOrParams, X: Bits) -> Array:
 
 # Figures; the unit of lengths is the width of an image.
 
-_INCHES, _GAP, _SQUARE, _CAPTION = 0.62, 0.2, 0.6, 1.1
+_GAP, _SQUARE, _CAPTION = 0.2, 0.6, 1.1
 _LEFT, _COLUMN_GAP = 1.7, 0.5
-_TICKS = (5, 6, 7, 8, 9, 10, 12, 15, 20, 30, 40)
+_UNIT_WIDTH = 60.0  # pixels of the page
+_FRAME_COLOUR = "#eceff1"
 
 
 def plot_bits(folder: Path, problems: Sequence[ProblemResults]) -> None:
@@ -302,37 +310,40 @@ def plot_bits(folder: Path, problems: Sequence[ProblemResults]) -> None:
     )
     title = "Noisy-OR networks: bits per row while they learn"
     paths = figure_paths(folder, f"{NAME}_bits")
-    with open_figure(*paths, size=(10, 4.6), title=title, note=note) as figure:
-        for axes, results in zip(figure.subplots(1, len(problems)), problems, strict=True):
-            _plot_curves(axes, results)
+    panels = [_plot_curves(results) for results in problems]
+    write_figure(*paths, panels=[panels], title=title, note=note)
 
 
-def _plot_curves(axes: Axes, results: ProblemResults) -> None:
-    for start in results.starts:
-        style: Any = {"color": COLOURS[0], "marker": "o", "markersize": 2.5, "linewidth": 1}
-        axes.plot(start.epochs, start.bits, alpha=0.6, **style)
-    label = f"built by hand, {results.built:.2f}"
-    axes.axhline(results.built, color=COLOURS[1], ls="--", lw=1, label=label)
-    label = f"entropy, {results.entropy:.2f}"
-    axes.axhline(results.entropy, color="black", ls=":", lw=1, label=label)
-    title = f"{results.problem.name}, {len(results.starts)} starts"
-    axes.set(title=title, xlabel="epoch", ylabel="bits per row")
-    axes.set_yscale("log")
-    low, high = axes.get_ylim()
-    axes.set_yticks([bits for bits in _TICKS if low <= bits <= high])
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.minorticks_off()
-    axes.legend()
+def _plot_curves(results: ProblemResults) -> Figure:
+    x, y = (
+        np.concatenate([getattr(start, name) for start in results.starts])
+        for name in ("epochs", "bits")
+    )
+    limits = {"built by hand": results.built, "entropy": results.entropy}
+    marks: list[Mark] = [
+        LineMarks(
+            [np.column_stack([start.epochs, np.log10(start.bits)]) for start in results.starts],
+            [f"{COLOURS[0]}99"] * len(results.starts),
+            1.2,
+        ),
+        PointMarks(x.astype(np.float64), np.log10(y), COLOURS[0], size=4.0, opacity=0.6),
+    ]
+    keys = []
+    for (name, limit), colour, dash in zip(
+        limits.items(), (COLOURS[1], GREY), ((6, 4), (2, 3)), strict=True
+    ):
+        ends = np.array([[0.0, np.log10(limit)], [x.max(), np.log10(limit)]])
+        marks.append(LineMarks([ends], [colour], dash=dash))
+        keys.append(LegendKey(f"{name}, {limit:.2f}", colour, "dash"))
+    axes = fit_axis(np.append(0.0, x), "epoch"), fit_log_axis(np.append(y, [*limits.values()]))
+    title = f"{results.problem.name}, {len(results.starts)} starts: bits per row"
+    return make_panel(title, *axes, marks, keys)
 
 
 def plot_network(folder: Path, problem: CauseProblem, result: NoisyOrResult, start: int) -> None:
     """Plot the features that units of both layers turn on (figures 2 and 3b)."""
-    params, (n_lower, n_upper) = result.params, problem.layers
-    height, n_columns = problem.shape[0] / problem.shape[1], n_lower + 1 + len(problem.labels)
-    step = max(height, _SQUARE) + _GAP
-    ends = (n_columns * (1 + _GAP) + _COLUMN_GAP, height + _CAPTION + n_upper * step)
     note = (
-        "Top: pixels that a lower unit alone turns on, black with probability f = 1. Below: one "
+        "Top: pixels that a lower unit alone turns on, opaque with probability f = 1. Below: one "
         "row per upper unit; the area of a square is f for the lower unit above it. Right: the "
         "pixels that an upper unit alone turns on through lower units, and squares for the "
         "probability that it is on in rows of each kind. Percent: share of rows in which a unit "
@@ -340,17 +351,14 @@ def plot_network(folder: Path, problem: CauseProblem, result: NoisyOrResult, sta
     )
     title = f"Noisy-OR network of the {problem.name}: "
     title += f"start {start}, the best, with {result.bits_at_end:.2f} bits per row"
-    size = ((ends[0] + _LEFT) * _INCHES, ends[1] * _INCHES + 1.4)
+    panel = _plot_layers(problem, result.params, average_top_units(result.means, problem).T)
     paths = figure_paths(folder, f"{NAME}_{problem.name}_network")
-    with open_figure(*paths, size=size, title=title, note=note) as figure:
-        axes = figure.add_subplot()
-        _plot_layers(axes, problem, params, average_top_units(result.means, problem).T)
-        axes.set(xlim=(-_LEFT, ends[0]), ylim=(ends[1], -_GAP))
-        axes.set_aspect("equal")
-        axes.axis("off")
+    assert panel.plot is not None
+    width = _UNIT_WIDTH * panel.plot.x.high
+    write_figure(*paths, panels=[[panel]], title=title, note=note, width=width)
 
 
-def _plot_layers(axes: Axes, problem: CauseProblem, params: NoisyOrParams, on: Array) -> None:
+def _plot_layers(problem: CauseProblem, params: NoisyOrParams, on: Array) -> Figure:
     """Plot the lower units in a row, and below them one row per upper unit.
 
     `on` is the probability that an upper unit is on, by label, (n_upper, n_labels).
@@ -362,42 +370,31 @@ def _plot_layers(axes: Axes, problem: CauseProblem, params: NoisyOrParams, on: A
     )
     activity = np.zeros(n_lower + n_upper) if params.activity is None else params.activity
     shares = [f"{share:.0%}" for share in activity]
-    for column, unit in enumerate(order):
-        plot_image(axes, lower[unit], (column * (1 + _GAP), 0))
-        _plot_text(axes, f"1.{unit + 1}\n{shares[unit]}", column, height + 0.05)
-    top = height + _CAPTION
-    for column, label in enumerate(("turns on", *problem.labels)):
-        _plot_text(axes, label, _column_position(n_lower, column), top - 0.32)
-    for unit in range(n_upper):
-        middle = top + max(height, _SQUARE) / 2
-        name = f"2.{unit + 1}, {shares[n_lower + unit]}"
-        axes.text(-0.2, middle, name, ha="right", va="center")
-        for column, f in enumerate(params.f[1][order, unit]):
-            _plot_square(axes, f, column, middle)
-        left = _column_position(n_lower, 0) * (1 + _GAP)
-        plot_image(axes, upper[unit], (left, middle - height / 2))
-        for column, mean in enumerate(on[unit]):
-            _plot_square(axes, mean, _column_position(n_lower, column + 1), middle)
-        top += max(height, _SQUARE) + _GAP
-
-
-def _column_position(n_lower: int, column: int) -> float:
-    """Return the position of a column to the right of all lower units."""
-    return n_lower + column + _COLUMN_GAP / (1 + _GAP)
-
-
-def _plot_square(axes: Axes, share: float, column: float, middle: float) -> None:
-    from matplotlib.patches import Rectangle
-
-    centre = column * (1 + _GAP) + 0.5
-    frame: Any = {"fill": False, "edgecolor": "#cccccc", "linewidth": 0.5}
-    filled: Any = {"facecolor": "black", "linewidth": 0}
-    for side, style in ((_SQUARE, frame), (_SQUARE * float(np.sqrt(share)), filled)):
-        axes.add_patch(Rectangle((centre - side / 2, middle - side / 2), side, side, **style))
-
-
-def _plot_text(axes: Axes, text: str, column: float, top: float) -> None:
-    axes.text(column * (1 + _GAP) + 0.5, top, text, ha="center", va="top", size=8)
+    step = max(height, _SQUARE) + _GAP
+    heights = height + _CAPTION + step * np.arange(n_upper) + max(height, _SQUARE) / 2
+    left = _LEFT + (1 + _GAP) * np.arange(n_lower)
+    right = left[-1] + (1 + _GAP) * np.arange(1, len(problem.labels) + 2) + _COLUMN_GAP
+    corners = [(x, 0.0) for x in left] + [(right[0], y - height / 2) for y in heights]
+    texts = {}
+    for x, unit in zip(left, order, strict=True):
+        texts[x + 0.5, height + 0.2] = f"1.{unit + 1}"
+        texts[x + 0.5, height + 0.45] = shares[unit]
+    for x, label in zip(right, ("turns on", *problem.labels), strict=True):
+        texts[x + 0.5, height + _CAPTION - 0.25] = label
+    names = {(0.0, y): f"2.{k + 1}, {shares[n_lower + k]}" for k, y in enumerate(heights)}
+    squares = np.hstack([params.f[1][order].T, on])
+    centres = np.array([(x + 0.5, y) for y in heights for x in (*left, *right[1:])])
+    sides = _UNIT_WIDTH * _SQUARE * np.sqrt(squares.ravel())
+    size = (right[-1] + 1 + _GAP, height + _CAPTION + n_upper * step)
+    x, y = centres.T
+    marks: list[Mark] = [
+        *mark_images(np.concatenate([lower[order], upper]), np.array(corners), size),
+        PointMarks(x, y, _FRAME_COLOUR, "square", _UNIT_WIDTH * _SQUARE),
+        PointMarks(x, y, COLOURS[0], "square", sides),
+        mark_texts(texts),
+        mark_texts(names, "right"),
+    ]
+    return plot_canvas(size, marks, _UNIT_WIDTH)
 
 
 def _order_lower_units(f: Sequence[Array]) -> NDArray[np.intp]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import base64
 import re
+import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from typing import Any, NamedTuple, assert_never
@@ -35,6 +36,7 @@ from PIL import Image as Picture
 
 from flows.report.figures.colours import GREY, ColourRamp
 from flows.report.figures.marks import (
+    AreaMark,
     Axis,
     BarMarks,
     CaptionedImage,
@@ -67,7 +69,8 @@ _RC_PARAMS: Any = {
 }
 _RESOLUTION = 1.75  # pixels of a PNG per pixel of the page
 _MARGIN = 16.0
-_KEY_SIZE, _CAPTION_SIZE = 14.0, 12.0  # font sizes
+_TITLE_SIZE, _KEY_SIZE, _CAPTION_SIZE = 17.0, 14.0, 12.0  # font sizes
+_PANEL_GAP = 24.0
 _LINE_HEIGHT, _GAP_ABOVE = 20.0, 8.0
 _KEY_WIDTH, _KEY_GAP, _MAX_KEY_LENGTH = 18.0, 18.0, 60
 _TILE_WIDTH, _TILE_GAP = 104.0, 14.0
@@ -98,10 +101,10 @@ _TEXT_ROOM = 0.6  # of a name's width, on either side; names closer to an edge a
 
 
 class _SheetPart(NamedTuple):
-    """A part of the picture; `draw` takes the paper and the upper edge."""
+    """A part of the picture; `draw` takes the paper, the left edge and the upper edge."""
 
     height: float
-    draw: Callable[[Axes, float], None]
+    draw: Callable[[Axes, float, float], None]
 
 
 def render_picture(figure: Figure, kind: PictureFormat = "png") -> bytes:
@@ -123,13 +126,74 @@ def _has_names(plot: Plot | None) -> bool:
     return plot is not None and any(isinstance(mark, TextMarks) for mark in plot.marks)
 
 
+def render_panels(
+    rows: Sequence[Sequence[Figure]],
+    title: str,
+    note: str,
+    width: float,
+    kind: PictureFormat = "png",
+) -> bytes:
+    """Render figures side by side in rows, with a title above and a note below all of them.
+
+    `width` is that of the picture, which the figures of a row share. Unlike in other pictures, the
+    title of a figure is written above it; its own note is not.
+    """
+    with rc_context(_RC_PARAMS), _ignore_missing_glyphs():
+        parts = [_make_text_part(title, width, _TITLE_SIZE, TEXT_COLOUR)]
+        for figures in rows:
+            room = (width + _PANEL_GAP) / len(figures) - _PANEL_GAP
+            panels = [_stack_parts(_iter_panel_parts(figure, room)) for figure in figures]
+            parts.append(_place_side_by_side(panels, room + _PANEL_GAP))
+        parts.append(_make_text_part(note, width, _CAPTION_SIZE, SOFT_TEXT_COLOUR))
+        sheet = _draw_part(_stack_parts(parts), width)
+        return _encode_png(sheet) if kind == "png" else _VECTORS[kind](sheet)
+
+
+def _iter_panel_parts(figure: Figure, width: float) -> Iterator[_SheetPart]:
+    if figure.title:
+        yield _make_text_part(figure.title, width, _KEY_SIZE, TEXT_COLOUR)
+    yield from _iter_parts(figure, width)
+
+
+def _stack_parts(parts: Iterable[_SheetPart]) -> _SheetPart:
+    """Join parts, one below the other."""
+    parts = [*parts]
+
+    def draw(paper: Axes, left: float, top: float) -> None:
+        for part in parts:
+            part.draw(paper, left, top)
+            top += part.height
+
+    return _SheetPart(sum(part.height for part in parts), draw)
+
+
+def _place_side_by_side(parts: Sequence[_SheetPart], step: float) -> _SheetPart:
+    def draw(paper: Axes, left: float, top: float) -> None:
+        for k, part in enumerate(parts):
+            part.draw(paper, left + k * step, top)
+
+    return _SheetPart(max(part.height for part in parts) + _GAP_ABOVE, draw)
+
+
+def _make_text_part(text: str, room: float, size: float, colour: str) -> _SheetPart:
+    """Write a text in as many lines as it needs."""
+    n_letters = int(0.95 * room * len(text) / max(_measure_text(text, size), 1.0))
+    lines = textwrap.wrap(text, max(10, n_letters))
+
+    def draw(paper: Axes, left: float, top: float) -> None:
+        style: Any = {"size": size, "color": colour, "va": "top", "linespacing": 1.3}
+        paper.text(left, top + _GAP_ABOVE, "\n".join(lines), **style)
+
+    return _SheetPart(_GAP_ABOVE + 1.5 * size * len(lines) if lines else 0.0, draw)
+
+
 def _render_sheet(figure: Figure, width: float) -> Sheet:
-    parts = [*_iter_parts(figure, width)]
-    paper = _make_paper(width, sum(part.height for part in parts))
-    top = 0.0
-    for part in parts:
-        part.draw(paper, top)
-        top += part.height
+    return _draw_part(_stack_parts(_iter_parts(figure, width)), width)
+
+
+def _draw_part(part: _SheetPart, width: float) -> Sheet:
+    paper = _make_paper(width, part.height)
+    part.draw(paper, 0.0, 0.0)
     return _get_sheet(paper)
 
 
@@ -226,8 +290,8 @@ def _flow_items(widths: Sequence[float], gap: float, room: float) -> list[tuple[
 def _make_plot_part(plot: Plot, width: float) -> _SheetPart:
     height = plot.height or width
 
-    def draw(paper: Axes, top: float) -> None:
-        corners = [(0, top + height), (width, top + _GAP_ABOVE)]
+    def draw(paper: Axes, left: float, top: float) -> None:
+        corners = [(left, top + height), (left + width, top + _GAP_ABOVE)]
         place = Bbox(paper.transData.transform(corners))
         axes = _get_sheet(paper).add_axes((0, 0, 1, 1), facecolor="none")
         _set_position(axes, place)
@@ -259,9 +323,9 @@ def _make_keys_part(keys: Sequence[LegendKey], room: float) -> _SheetPart:
         [_KEY_WIDTH + _measure_text(name, _KEY_SIZE) for name in names], _KEY_GAP, room
     )
 
-    def draw(paper: Axes, top: float) -> None:
+    def draw(paper: Axes, left: float, top: float) -> None:
         for key, name, (row, x) in zip(keys, names, places, strict=True):
-            middle = top + _GAP_ABOVE + (row + 0.5) * _LINE_HEIGHT
+            x, middle = left + x, top + _GAP_ABOVE + (row + 0.5) * _LINE_HEIGHT
             if key.marker in ("dash", "line"):
                 style: Any = {"color": key.colour, "linewidth": 2}
                 style["linestyle"] = (0, (4, 4)) if key.marker == "dash" else "solid"
@@ -281,12 +345,12 @@ def _shorten_key(name: str) -> str:
 
 
 def _make_ramp_part(ramp: ColourRamp) -> _SheetPart:
-    def draw(paper: Axes, top: float) -> None:
+    def draw(paper: Axes, left: float, top: float) -> None:
         middle, (width, height) = top + _GAP_ABOVE + _LINE_HEIGHT / 2, _RAMP_SIZE
         low, high = _shorten_key(ramp.low), _shorten_key(ramp.high)
-        left = _measure_text(low, _KEY_SIZE) + 10
         style: Any = {"size": _KEY_SIZE, "color": TEXT_COLOUR, "va": "center_baseline"}
-        paper.text(0, middle, low, **style)
+        paper.text(left, middle, low, **style)
+        left += _measure_text(low, _KEY_SIZE) + 10
         paper.text(left + width + 10, middle, high, **style)
         colours = _blend_on_white(to_rgba_array(ramp.colours))
         shares = np.linspace(0, len(colours) - 1, 256)
@@ -321,10 +385,10 @@ def _make_images_part(images: Sequence[CaptionedImage], room: float) -> _SheetPa
     height = width * pixels[0].shape[0] / pixels[0].shape[1]
     step = height + _LINE_HEIGHT + _TILE_GAP
 
-    def draw(paper: Axes, top: float) -> None:
+    def draw(paper: Axes, left: float, top: float) -> None:
         for k, (picture, image) in enumerate(zip(pixels, images, strict=True)):
             row, column = divmod(k, n_columns)
-            x, y = column * (width + _TILE_GAP), top + _GAP_ABOVE + row * step
+            x, y = left + column * (width + _TILE_GAP), top + _GAP_ABOVE + row * step
             _render_tile(paper, picture, (x, y), (width, height))
             style: Any = {"size": _CAPTION_SIZE, "color": SOFT_TEXT_COLOUR}
             middle, below = x + width / 2, y + height + 4
@@ -374,6 +438,9 @@ def _render_mark(axes: Axes, plot: Plot, mark: Mark, order: int) -> None:
                 "zorder": order,
             }
             axes.add_collection(LineCollection(mark.points, colors=mark.colours, **style))
+        case AreaMark():
+            style = {"color": mark.colour, "alpha": mark.opacity, "linewidth": 0, "zorder": order}
+            axes.fill_between(mark.x, mark.low, mark.high, **style)
         case BarMarks():
             style = {"color": mark.colours, "linewidth": 0, "zorder": order}
             axes.barh(mark.y, mark.right - mark.left, mark.height, mark.left, **style)

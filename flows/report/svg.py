@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from flows.report.figures.colours import GREY
 from flows.report.figures.images import encode_png
 from flows.report.figures.marks import (
+    AreaMark,
     Axis,
     AxisChoice,
     BarMarks,
@@ -53,6 +54,7 @@ _LETTER_WIDTH = 1.6  # percent of a narrow plot: names that would cross an edge 
 _TEXT_OFFSETS = {"centre": 'dy=".35em"', "above": 'dy="-.4em"', "right": 'dx="6" dy=".35em"'}
 _PLACE_STEPS = 9999  # resolution of the positions that are sent to the script
 _LINE_UNITS = 1000  # width of the view box of lines
+_LINE_BOX = f'viewBox="0 0 {_LINE_UNITS} {_LINE_UNITS}" preserveAspectRatio="none"'
 
 
 class RenderedPlot(NamedTuple):
@@ -146,10 +148,16 @@ def _render_mark(plot: Plot, k: int, mark: Mark, name: str, shapes: dict[str, st
         case LineMarks():
             dash = f' stroke-dasharray="{" ".join(map(str, mark.dash))}"' if mark.dash else ""
             inside = "".join(_iter_lines(plot, mark))
-            box = f'viewBox="0 0 {_LINE_UNITS} {_LINE_UNITS}" preserveAspectRatio="none"'
             has_one_width = isinstance(mark.width, int | float)
             style = f'stroke-width="{mark.width}"{dash}' if has_one_width else dash
-            return f'<svg data-mark="{k}" class="lines" {box} {style}>{inside}</svg>'
+            return f'<svg data-mark="{k}" class="lines" {_LINE_BOX} {style}>{inside}</svg>'
+        case AreaMark():
+            outline = np.concatenate(
+                [np.column_stack([mark.x, mark.high]), np.column_stack([mark.x, mark.low])[::-1]]
+            )
+            path = _format_path(plot, outline)
+            style = f'fill="{mark.colour}" fill-opacity="{mark.opacity}"'
+            return f'<svg data-mark="{k}" {_LINE_BOX}><path {style} d="M{path}z"/></svg>'
         case BarMarks():
             return f'{open_group} class="bars">{"".join(_iter_bars(plot, mark))}</g>'
         case HoverColumns():
@@ -189,11 +197,13 @@ def _iter_lines(plot: Plot, mark: LineMarks) -> Iterator[str]:
     if isinstance(mark.width, np.ndarray):
         widths = [f' style="stroke-width: {width:.3g}px"' for width in mark.width]
     for line, colour, width in zip(mark.points, mark.colours, widths, strict=True):
-        line = line[np.isfinite(line).all(axis=1)]
-        x, y = _place_points(plot, line[:, 0], line[:, 1])
-        places = np.stack([x, y], axis=1) * (_LINE_UNITS / 100)
-        path = " ".join(f"{a:.4g} {b:.4g}" for a, b in places)
-        yield f'<path stroke="{colour}"{width} d="M{path}"/>'
+        yield f'<path stroke="{colour}"{width} d="M{_format_path(plot, line)}"/>'
+
+
+def _format_path(plot: Plot, points: Array) -> str:
+    points = points[np.isfinite(points).all(axis=1)]
+    places = np.stack(_place_points(plot, *points.T), axis=1) * (_LINE_UNITS / 100)
+    return " ".join(f"{a:.4g} {b:.4g}" for a, b in places)
 
 
 def _iter_bars(plot: Plot, mark: BarMarks) -> Iterator[str]:

@@ -46,6 +46,22 @@ def fit_axis(values: Array, label: str = "", room: float = _MARGIN_SHARE) -> Axi
     return make_axis(*pad_range(values, room), label)
 
 
+def fit_log_axis(values: Array, label: str = "") -> Axis:
+    """Return an axis for log₁₀ of positive values, whose ticks name the values themselves."""
+    low, high = pad_range(np.log10(values[values > 0]))
+    for digits in ((1, 2, 5), (1,)):
+        powers = range(int(np.floor(low)), int(np.ceil(high)) + 1)
+        ticks = [
+            Tick(power + float(np.log10(digit)), format_number(digit * 10.0**power, 1))
+            for power in powers
+            for digit in digits
+        ]
+        shown = [tick for tick in ticks if low <= tick.place <= high]
+        if len(shown) <= _MAX_INTERVALS + 1:
+            break
+    return Axis(low, high, label, tuple(shown[:: -(-len(shown) // _MAX_INTERVALS)]))
+
+
 def make_count_axis(last: int, label: str) -> Axis:
     """Return an axis for the counts 1, 2, …, `last`."""
     low, high = pad_range(np.array([1.0, last]))

@@ -24,7 +24,7 @@ NEGATIVE, POSITIVE = COLOURS[:2]
 SIGNS_TEXT = "orange is positive, blue negative"
 GREY = "#8c8c8c"
 _MIDDLE = "#bdbdbd"
-_MISSING_COLOUR = (128, 128, 128, 255)
+_MISSING_COLOUR = "#808080"
 _SCALE_SHARE = 0.98  # of the values that a scale covers at least
 _MIN_VALUES = 8  # with fewer values, the scale covers all of them
 
@@ -42,12 +42,14 @@ class ColourScale:
     """Colours for values from 0 (transparent) to `top` (opaque) and more.
 
     If `is_signed`, positive values are orange and negative values blue; else all are blue.
-    `is_cut` states whether some values are larger than `top`.
+    `is_cut` states whether some values are larger than `top`; `missing_opacity` is that of the grey
+    of missing values.
     """
 
     top: float
     is_signed: bool
     is_cut: bool = False
+    missing_opacity: int = 255
 
     def paint(self, values: Array) -> NDArray[np.uint8]:
         """Return red, green, blue and opacity of each value; NaN is grey."""
@@ -56,7 +58,7 @@ class ColourScale:
         ends = np.array([split_colour(NEGATIVE), split_colour(positive)], np.uint8)
         opacity = np.round(255 * np.minimum(np.abs(share), 1)).astype(np.uint8)
         colours = np.concatenate([ends[(share > 0).astype(int)], opacity[..., None]], axis=-1)
-        colours[np.isnan(values)] = _MISSING_COLOUR
+        colours[np.isnan(values)] = (*split_colour(_MISSING_COLOUR), self.missing_opacity)
         return colours
 
     def make_ramp(self) -> ColourRamp:

@@ -46,6 +46,8 @@ from pipeline.models.capabilities import (
 
 Array = NDArray[np.float64]
 
+SHARES = ColourScale(1.0, is_signed=False)
+"""Colours of probabilities and other shares."""
 _GRID_SIZE, _N_TILES = 61, 9
 _MAX_PAIRS, _N_WORST_PAIRS = 2000, 300
 _MAX_LINES = 40
@@ -206,20 +208,8 @@ def _plot_item_lines(fitted: LoadedModel, coded: CodedRows) -> Figure:
     x, y, points = _make_plane_grid(coded, _GRID_SIZE)
     probabilities = check_can_reconstruct(fitted.model).reconstruct(fitted.params, points)
     grids = probabilities.T.reshape(-1, _GRID_SIZE, _GRID_SIZE)
-    lines = find_even_odds_lines(x, y, grids)[:_MAX_LINES]
-    names = [fitted.plane_names[line.feature] for line in lines]
-    marks: list[Mark] = [
-        PointMarks(coded.codes[:, 0], coded.codes[:, 1], COLOURS[5], size=3, opacity=0.5),
-        LineMarks(
-            [line.points for line in lines], [GREY] * len(lines), 1.0, facts=[("feature", names)]
-        ),
-    ]
-    if lines:
-        places = choose_name_places(lines)
-        chosen = choose_names_with_room(places, names, x[-1] - x[0])
-        chosen_names = [names[k] for k in chosen]
-        across, up = places[chosen].T
-        marks.append(TextMarks(across, up, chosen_names, [COLOURS[1]] * len(chosen)))
+    dots = PointMarks(coded.codes[:, 0], coded.codes[:, 1], COLOURS[5], size=3, opacity=0.5)
+    line_marks, names = mark_even_odds_lines(x, y, grids, fitted.plane_names)
     axes = make_axis(x[0], x[-1], "component 1"), make_axis(y[0], y[-1], "component 2")
     one, it, noun = "a feature is 1", "1 is", "features"
     if not are_binary(fitted.dataset_features):
@@ -228,12 +218,13 @@ def _plot_item_lines(fitted: LoadedModel, coded: CodedRows) -> Figure:
         f"On its line, {one} with probability ½; its name is on the side where {it} more likely. "
         "Dots are rows."
     )
-    if len(lines) < len(grids):
-        note += f" {len(lines):,} of {len(grids):,} {noun} have a line here."
+    if len(names) < len(grids):
+        note += f" {len(names):,} of {len(grids):,} {noun} have a line here."
     alt = f"Lines on which {one} with probability ½, over {len(coded.codes):,} rows: "
     alt += f"{join_names(names)}." if names else "none."
     hint = "Point at a line for its name."
-    return Figure("Features in latent space", alt, Plot(*axes, tuple(marks)), note=note, hint=hint)
+    plot = Plot(*axes, (dots, *line_marks))
+    return Figure("Features in latent space", alt, plot, note=note, hint=hint)
 
 
 def _plot_image_grid(fitted: LoadedModel, coded: CodedRows, layout: ImageLayout) -> Figure:
@@ -242,24 +233,39 @@ def _plot_image_grid(fitted: LoadedModel, coded: CodedRows, layout: ImageLayout)
     planes = check_can_reconstruct(fitted.model).reconstruct(fitted.params, points)
     n_planes = [feature.n_planes for feature in fitted.features]
     images = layout.arrange_images(sum_planes(planes, fitted.features) / n_planes)
-    height, width = images.shape[1:]
-    # A blank line separates neighbours.
-    tiles = np.pad(np.nan_to_num(images), ((0, 0), (0, 1), (0, 1)))
-    tiles = tiles.reshape(_N_TILES, _N_TILES, height + 1, width + 1)
-    # The grid starts at the bottom, images at the top.
-    mosaic = tiles[::-1].transpose(0, 2, 1, 3).reshape(_N_TILES * (height + 1), -1)
-    scale, half = ColourScale(1.0, is_signed=False), (x[1] - x[0]) / 2
-    across, up = (
-        replace(make_axis(grid[0] - half, grid[-1] + half, f"component {k}"), has_lines=False)
-        for k, grid in enumerate((x, y), 1)
-    )
-    plot = Plot(across, up, (RasterMark(mosaic, scale),))
+    plot = plot_image_mosaic(images, x, y, ("component 1", "component 2"))
     value = "probability of 1"
     if not are_binary(fitted.features):
         value = "expected level, from the lowest (0) to the highest (1),"
     alt = f"The {value} of pixels as {_N_TILES}x{_N_TILES} images over components 1 and 2."
     note = f"Each image shows the {value} of every pixel for a row with these codes."
-    return Figure("Images over latent space", alt, plot, note=note, ramp=scale.make_ramp())
+    return Figure("Images over latent space", alt, plot, note=note, ramp=SHARES.make_ramp())
+
+
+def plot_image_mosaic(images: Array, x: Array, y: Array, labels: tuple[str, str]) -> Plot:
+    """Plot images of shares at the points of a grid.
+
+    Parameters
+    ----------
+    images
+        (n_y n_x, height, width), row after row of the grid; NaN is left blank.
+    x, y
+        Coordinates of the grid, (n_x,) and (n_y,), in equal steps.
+    labels
+        Labels of the axes.
+    """
+    height, width = images.shape[1:]
+    # A blank line separates neighbours.
+    tiles = np.pad(np.nan_to_num(images), ((0, 0), (0, 1), (0, 1)))
+    tiles = tiles.reshape(len(y), len(x), height + 1, width + 1)
+    # The grid starts at the bottom, images at the top.
+    mosaic = tiles[::-1].transpose(0, 2, 1, 3).reshape(len(y) * (height + 1), -1)
+    half = (x[1] - x[0]) / 2
+    across, up = (
+        replace(make_axis(grid[0] - half, grid[-1] + half, label), has_lines=False)
+        for grid, label in zip((x, y), labels, strict=True)
+    )
+    return Plot(across, up, (RasterMark(mosaic, SHARES),))
 
 
 def plot_calibration(sample: DatasetSample, pairs: ShareComparison) -> Figure:
@@ -300,6 +306,27 @@ def _choose_pairs(z: NDArray[np.float64]) -> NDArray[np.intp]:
     worst = np.argsort(-np.abs(z), kind="stable")[:_N_WORST_PAIRS]
     even = np.linspace(0, len(z) - 1, _MAX_PAIRS - _N_WORST_PAIRS).round().astype(np.intp)
     return np.union1d(worst, even)
+
+
+def mark_even_odds_lines(
+    x: Array, y: Array, probabilities: Array, names: Sequence[str]
+) -> tuple[list[Mark], list[str]]:
+    """Draw the lines with probability ½, with their names if there is room.
+
+    Arguments are those of `find_even_odds_lines` and the names of the features. Returns the marks,
+    and the names of the features with a line, steepest first.
+    """
+    lines = find_even_odds_lines(x, y, probabilities)[:_MAX_LINES]
+    shown = [names[line.feature] for line in lines]
+    points, greys = [line.points for line in lines], [GREY] * len(lines)
+    marks: list[Mark] = [LineMarks(points, greys, 1.0, facts=[("feature", shown)])]
+    if lines:
+        places = choose_name_places(lines)
+        chosen = choose_names_with_room(places, shown, x[-1] - x[0])
+        across, up = places[chosen].T
+        texts = [shown[k] for k in chosen]
+        marks.append(TextMarks(across, up, texts, [COLOURS[1]] * len(chosen)))
+    return marks, shown
 
 
 class EvenOddsLine(NamedTuple):

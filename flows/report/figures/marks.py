@@ -54,6 +54,17 @@ class LineMarks:
 
 
 @dataclass(frozen=True)
+class AreaMark:
+    """The area between two curves over x, (n,) each; NaN leaves a gap."""
+
+    x: Array
+    low: Array
+    high: Array
+    colour: str
+    opacity: float = 0.18
+
+
+@dataclass(frozen=True)
 class BarMarks:
     """Horizontal bars from `left` to `right`, centred on `y`, (n,) each, with a colour per bar.
 
@@ -120,7 +131,15 @@ class RuleMark:
 
 
 Mark = (
-    PointMarks | LineMarks | BarMarks | HoverColumns | CellMarks | RasterMark | TextMarks | RuleMark
+    PointMarks
+    | LineMarks
+    | AreaMark
+    | BarMarks
+    | HoverColumns
+    | CellMarks
+    | RasterMark
+    | TextMarks
+    | RuleMark
 )
 
 

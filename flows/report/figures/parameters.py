@@ -249,7 +249,7 @@ def _plot_images(
     artifact: Artifact, name: str, title: str, values: Array, layout: ImageLayout
 ) -> Figure:
     shown = values.T[:MAX_IMAGES]
-    captions = _make_captions(artifact, len(shown))
+    captions = make_captions(artifact, len(shown))
     signed = bool(values.min() < 0)
     alt = f"{title} of {len(shown)} components as images of {layout.height}x{layout.width}."
     scales = np.abs(shown).max(axis=1)
@@ -262,7 +262,7 @@ def _plot_images(
     return Figure(title, alt, images=images, note=note.strip(), width=1060)
 
 
-def _make_captions(artifact: Artifact, n: int) -> list[str]:
+def make_captions(artifact: Artifact, n: int) -> list[str]:
     """Number components, with their eigenvalues if there are any."""
     values = _group_arrays_by_dims(artifact).get(("eigenvalue",), np.zeros(0))
     if len(values) < n:

@@ -73,7 +73,7 @@ def _scatter_rows(
     written_labels = labels if has_too_many_labels(labels) else None
     groups, ramp = group_rows_by_label(None if written_labels else labels, len(points))
     placed_marks = [
-        _plot_rows(points[group.rows], _describe_rows(coded, group.rows), group.key)
+        mark_rows(points[group.rows], _describe_rows(coded, group.rows), group.key)
         for group in groups
     ]
     if written_labels:
@@ -213,7 +213,7 @@ def _make_axis_choices(points: Array, places: list[Array], room: float) -> tuple
     return (AxisChoice("across", "x", options, 0), AxisChoice("up", "y", options, 1))
 
 
-def _plot_rows(points: Array, facts: HoverFacts, key: LegendKey) -> tuple[Mark, Array]:
+def mark_rows(points: Array, facts: HoverFacts, key: LegendKey) -> tuple[Mark, Array]:
     """Return a mark per distinct code, and the positions of the marks in all components.
 
     The area of a mark is proportional to its number of rows.
