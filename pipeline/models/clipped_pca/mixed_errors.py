@@ -77,7 +77,7 @@ def add_mixed_errors(
     continuous: Indices,
     rng: np.random.Generator,
 ) -> FitState:
-    """Add standard errors to the correlations and loadings of a `MixedClippedPCA`.
+    """Add standard errors to the correlations and loadings of a `ClippedPCA`.
 
     `continuous` are the indices of the continuous features; `rng` draws the simulated rows.
     """

@@ -20,18 +20,21 @@ C          correlation     (n_features, n_features)
 =========  ==============  ================================
 
 An ordinal feature with k levels has k − 1 thresholds, one per plane: s_i ≥ c iff x_i > t_ic. The
-correlations are then polychoric; see `ordinal`. A continuous feature shows x_i itself, up to mean
-and scale; see `mixed`.
+correlations are then polychoric: two-step estimates (Olsson 1979) with thresholds from the margins
+of the rows that observe both features, then maximum likelihood; see `numerics.gaussian.polychoric`.
+A plane is the indicator of a level c and all higher ones, so the counts of pairs of planes are the
+joint tables of features. A level without rows has no table entries; its two thresholds are equal. A
+continuous feature shows x_i itself, up to mean and scale; see `mixed`.
 
 Wide data, of more than 2,000 features or 8,000 planes (2,000 with the continuous features, if there
 are any): correlations are computed in strips of
 features, and their spectrum by products with the strips. No task and no central step holds a square
-of all features.
+of all features. With levels, strips have whole features, and no counts of pairs are stored.
 Correlations are stored as float32: this rounds them by at most 3e-8, far below their sampling
 errors, and changes leading eigenvalues by less than a relative 1e-8.
 
 A fitted model uses ψ_i = max(1 − ‖w_i‖², 0.001) and shortens a row of W that is longer than that.
-Cost per block: n_features² / 2 · n_samples / 64 word operations, times the number of bits of the
+Cost per block: n_planes² / 2 · n_samples / 64 word operations, times the number of bits of the
 largest weight. One pass.
 Weights of rows: every count is weighted. With sampling weights, correlations and thresholds
 estimate those of the population. There are neither standard errors nor a choice of the number of
@@ -50,35 +53,43 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial, reduce
-from pkgutil import resolve_name
-from typing import Any, ClassVar, Literal
+from functools import partial
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import scipy
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, PackedChunk, Tile, unpack_levels
-from pipeline.data.features import MAX_LEVELS, are_binary, find_continuous
+from pipeline.data.features import (
+    MAX_LEVELS,
+    Feature,
+    are_binary,
+    find_continuous,
+    find_first_planes,
+    select_with_levels,
+)
 from pipeline.errors import LEAVE_OUT, FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
+from pipeline.models.clipped_pca.mixed import MixedPairs
 from pipeline.models.clipped_pca.standard_errors import MAX_PLANES, add_standard_errors
+from pipeline.models.clipped_pca.strips import (
+    count_all_pair_statuses,
+    estimate_mixed_strip,
+    estimate_strip,
+    find_lowest_eigenvalue,
+    find_strip_spectrum,
+)
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
-from pipeline.models.structure import Structure, add_structure
+from pipeline.models.structure import Structure
 from pipeline.models.support import Support
 from pipeline.numerics.gaussian.pair_tables import PairStatus
 from pipeline.numerics.gaussian.predictive import compute_predictive_probabilities
 from pipeline.numerics.probit.interval_sites import interval_codes
 from pipeline.numerics.probit.wide_rows import probit_codes
-from pipeline.numerics.spectra.lanczos import (
-    LeadingSpectrum,
-    Product,
-    compute_leading_spectrum,
-    max_basis_columns,
-    max_leading_pairs,
-)
+from pipeline.numerics.spectra.lanczos import max_basis_columns, max_leading_pairs
 from pipeline.numerics.spectra.linalg import (
     leading_eigenpairs,
     min_shrinkage,
@@ -88,7 +99,8 @@ from pipeline.numerics.spectra.linalg import (
 )
 from pipeline.params import NumberRange, array_field, optional_array_field
 from pipeline.passes.feature_strips import CELL_BYTES, MIN_STRIP_HEIGHT, estimate_strip_memory
-from pipeline.passes.row_ranges import RangeResults, ReadRange
+from pipeline.passes.row_ranges import RangeResults
+from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.correlations import (
     CorrelationEstimator,
@@ -97,28 +109,33 @@ from pipeline.statistics.correlations import (
     draw_null_spectra,
     estimate_arcsine,
     estimate_correlations,
+    estimate_polychoric,
     estimate_tetrachoric,
     find_null_thresholds,
-    mirror_upper_triangle,
 )
 from pipeline.statistics.counts import (
     POOLED_KEY,
     STRIP_COUNTS,
     FeatureCounts,
     PairCounts,
-    StripCounts,
-    count_strip,
-    make_strip_table,
+    count_level_rows,
+    make_empty_level_warnings,
     make_tiles,
     pool_margins,
+)
+from pipeline.statistics.level_null_spectrum import PlaneMargins, estimate_level_null_quantiles
+from pipeline.statistics.measurements import (
+    FIRST_KEY,
+    MeasuredCounts,
+    MixedStatistics,
+    check_numbers,
 )
 from pipeline.statistics.nested_features import warn_about_nested_features
 from pipeline.statistics.null_spectrum import estimate_null_quantiles
 
 Array = NDArray[np.float64]
 
-_ORDINAL_CLASS = "pipeline.models.clipped_pca.ordinal:OrdinalClippedPCA"  # it imports this file
-_MIXED_CLASS = "pipeline.models.clipped_pca.mixed:MixedClippedPCA"
+_CONSTANT_SCALE = 1e-7  # of a value; samples then equal it as numbers of 32 bits
 MIN_NOISE = 1e-3
 """Smallest ψ. Below it, one feature would determine a combination of the components exactly."""
 MAX_SQUARE_FEATURES = 2000
@@ -126,8 +143,9 @@ MAX_SQUARE_FEATURES = 2000
 
 If some features are continuous, it limits continuous features and planes together.
 """
-_MAX_PARTS = 32
-_ROWS_AT_ONCE = 64  # of a strip, so that arrays of float64 stay small
+MAX_SQUARE_PLANES = 8000
+"""Maximum number of planes of one square of counts; wider data use strips."""
+_MIXED_CELL_BYTES = 160
 N_LEADING = 64
 _MAX_NEGATIVE_SHARE = 0.02
 _MAX_NULL_RATIO = 2.0
@@ -205,10 +223,6 @@ class ClippedPCA(Model):
     unlinked_effect: ClassVar[str] = (
         "correlations between them are taken as 0, and each component may belong to one part"
     )
-    first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
-    statistics: ClassVar[type[PairCounts]] = PairCounts
-    pair_counts: ClassVar[tuple[str, ...]] = STRIP_COUNTS
-    cell_bytes: ClassVar[int] = CELL_BYTES
     params: ClassVar[type[ClippedPCAParams]] = ClippedPCAParams
     signed_arrays: ClassVar[tuple[str, ...]] = ("loadings",)
     codes: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -226,32 +240,84 @@ class ClippedPCA(Model):
     max_iter: int = field(default=1, init=False)
     tol: float = field(default=0.0, init=False)
 
-    def with_structure(self, structure: Structure) -> Any:
-        """Return the model of ordinal or mixed features, or this model if all are binary."""
-        plain = super().with_structure(structure)
-        if are_binary(structure.features):
-            return plain
-        kind = resolve_name(_MIXED_CLASS if find_continuous(structure.features) else _ORDINAL_CLASS)
-        if self.estimator == "arcsine":
+    def with_structure(self, structure: Structure) -> Self:
+        """Return the model of these features.
+
+        Raises
+        ------
+        FitError
+            If the estimator takes binary features only.
+        """
+        if self.estimator == "arcsine" and not are_binary(structure.features):
             raise FitError(
                 "{estimator=arcsine} takes binary features only. Leave it out, or cut the features "
                 "in two by {cut=NAME>=VALUE}.",
                 parameter="estimator",
             )
-        return add_structure(kind, plain, structure)
+        return super().with_structure(structure)
 
     @property
     def first_planes(self) -> NDArray[np.int64] | None:
-        """First plane of each feature, and the number of planes; None if all are binary."""
-        return None
+        """First plane of each feature with levels, and the number of planes, (n_ordinal + 1,).
+
+        None if all features are binary.
+        """
+        if are_binary(self.structure.features):
+            return None
+        return find_first_planes(self._ordinal_features)
+
+    @property
+    def _ordinal_features(self) -> tuple[Feature, ...]:
+        """The features that have levels."""
+        return select_with_levels(self.structure.features)
+
+    @property
+    def _continuous(self) -> NDArray[np.int64]:
+        """Indices of the continuous features."""
+        return np.array(find_continuous(self.structure.features), np.int64)
+
+    @property
+    def _mixed(self) -> MixedPairs | None:
+        """Pairs with continuous features; None if there are none."""
+        if not self._continuous.size or (firsts := self.first_planes) is None:
+            return None
+        features = self.structure.features
+        return MixedPairs(features, firsts, self._estimator_function, self.empty_cells)
+
+    @property
+    def first_statistics(self) -> type[FeatureCounts]:  # type: ignore[override]
+        """Counts of levels, with moments of continuous features."""
+        return MeasuredCounts if self._continuous.size else FeatureCounts
+
+    @property
+    def statistics(self) -> type[Any]:  # type: ignore[override]
+        """Counts of pairs, with sums over continuous features."""
+        return MixedStatistics if self._continuous.size else PairCounts
+
+    @property
+    def pair_counts(self) -> tuple[str, ...]:
+        """Counts that strips store; those of levels would have a row per plane."""
+        return STRIP_COUNTS if self.first_planes is None else ()
+
+    @property
+    def cell_bytes(self) -> int:
+        """Bytes per pair of a strip."""
+        return _MIXED_CELL_BYTES if self._continuous.size else CELL_BYTES
+
+    def first_key(self, seed: int) -> str:
+        """Return a key of the counts, another one if they have moments."""
+        return FIRST_KEY if self._continuous.size else super().first_key(seed)
 
     def make_tiles(self, n_features: int, n_segments: int, budget: int) -> Sequence[Tile | None]:
         """Split the pairs of features so that a task's counts stay within a budget."""
+        if self._continuous.size:
+            return (None,)
         return make_tiles(n_features, 1, budget)
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the bytes of 18 square matrices in the central step and 7 per null draw.
 
+        With levels, there are 6 and 5 more of planes, of which `n_features` is the number.
         For wide data, return the bytes of the basis, its products, and the smallest strips of all
         threads.
         """
@@ -260,12 +326,28 @@ class ClippedPCA(Model):
             n_vectors = 2 * max_basis_columns(len(columns), n_leading) + 8 * n_leading
             strip = estimate_strip_memory(MIN_STRIP_HEIGHT, int(columns.sum()), self.cell_bytes)
             return 8 * len(columns) * n_vectors + n_threads * strip
-        return 8 * n_features**2 * (18 + 7 * n_threads)
+        if self.first_planes is None:
+            return 8 * n_features**2 * (18 + 7 * n_threads)
+        pairs = 8 * n_features**2 * (6 + 5 * n_threads)
+        return pairs + 8 * len(self.structure.features) ** 2 * (18 + 7 * n_threads)
+
+    def estimate_work(
+        self, params: Any, working: Arrays, n_features: int, n_rows: int
+    ) -> WorkEstimate:
+        """Return the work of a step of Newton's method, per row, if there are such steps."""
+        if (mixed := self._mixed) is None:
+            return super().estimate_work(params, working, n_features, n_rows)
+        return mixed.estimate_work(n_features)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
-        """Check the margins and fix the thresholds; refuse constant features unless kept."""
+        """Check margins, and fix thresholds, means and variances; report levels without rows.
+
+        Constant features are refused unless kept.
+        """
+        if isinstance(first, MeasuredCounts):
+            check_numbers(first, self.structure.features, accept_constant=True)
         observed, ones = pool_margins(first)
-        params = self._make_first_params(_compute_thresholds(observed, ones))
+        params = self._make_first_params(first, _compute_thresholds(observed, ones))
         self._check_size(len(params.loadings))
         if first.has_sampling_weights and self.n_components is None:
             raise FitError(
@@ -274,14 +356,23 @@ class ClippedPCA(Model):
                 parameter="components",
             )
         constant = self._find_constant_features(first, (ones == 0) | (ones == observed))
-        return FitState(
+        working = {
+            "total": np.array(first.total),
+            "weight_unit": np.array(first.weight_unit),
+            "observed": first.observed.sum(axis=0),  # in units, as `ones`
+            "ones": first.ones.sum(axis=0),
+        }
+        if isinstance(first, MeasuredCounts):
+            assert params.means is not None
+            assert params.scales is not None
+            working |= {
+                "number_weights": first.number_weights,
+                "number_means": params.means[self._continuous],
+                "number_scales": params.scales[self._continuous],
+            }
+        state = FitState(
             params,
-            working={
-                "total": np.array(first.total),
-                "weight_unit": np.array(first.weight_unit),
-                "observed": first.observed.sum(axis=0),  # in units, as `ones`
-                "ones": first.ones.sum(axis=0),
-            },
+            working=working,
             auxiliary={
                 "has_sampling_weights": np.array(first.has_sampling_weights),
                 "null_seeds": rng.integers(2**63, size=self.null_draws),
@@ -290,6 +381,12 @@ class ClippedPCA(Model):
             warnings=self._warn_about_constants(constant)
             + warn_about_margins(self.estimator, ones / observed),
         )
+        if self.first_planes is None:
+            return state
+        consequence = "the fit gives these levels a probability of 0 or nearly 0"
+        level_rows = count_level_rows(first, self._ordinal_features)
+        state = state.with_warnings(make_empty_level_warnings(level_rows, consequence))
+        return state.with_feature_names([feature.name for feature in self._ordinal_features])
 
     def _check_size(self, n_features: int) -> None:
         """Refuse too many components, and settings that wide data do not allow."""
@@ -311,23 +408,61 @@ class ClippedPCA(Model):
 
     def _describe_size(self, n_features: int) -> tuple[str, str]:
         """Return the largest size of data that are not wide, and the size of these data."""
-        return f"{MAX_SQUARE_FEATURES} features", str(n_features)
+        levels, limit = "levels above the lowest ones", MAX_SQUARE_FEATURES
+        if self._continuous.size:
+            n_columns = int(self.count_columns(0).sum())
+            return f"{limit} continuous features and {levels}", str(n_columns)
+        if (firsts := self.first_planes) is None:
+            return f"{limit} features", str(n_features)
+        return (
+            f"{limit} features with {MAX_SQUARE_PLANES} {levels}",
+            f"{n_features} features with {firsts[-1]} {levels}",
+        )
 
-    def _make_first_params(self, thresholds: Array) -> ClippedPCAParams:
+    def _make_first_params(self, first: FeatureCounts, thresholds: Array) -> ClippedPCAParams:
         if self.estimator == "arcsine":
             thresholds = np.zeros_like(thresholds)
-        none = np.zeros(0)
-        return ClippedPCAParams(np.zeros((len(thresholds), 0)), none, thresholds, none)
+        n_levels, n_features, none = None, len(thresholds), np.zeros(0)
+        if (firsts := self.first_planes) is not None:
+            n_features = len(self.structure.features)
+            n_levels = np.ones(n_features, np.int64)
+            n_levels[self._ordinal] = np.diff(firsts) + 1
+        params = ClippedPCAParams(
+            np.zeros((n_features, 0)), none, thresholds, none, n_levels=n_levels
+        )
+        if not isinstance(first, MeasuredCounts):
+            return params
+        means, scales = np.zeros(n_features), np.ones(n_features)
+        means[self._continuous] = first.means
+        scales[self._continuous] = np.where(
+            first.is_constant,
+            _CONSTANT_SCALE * np.maximum(np.abs(first.means), 1.0),
+            np.sqrt(first.squares / first.number_weights),
+        )
+        return replace(params, means=means, scales=scales)
+
+    @property
+    def _ordinal(self) -> NDArray[np.int64]:
+        """Indices of the features that have levels."""
+        return np.setdiff1d(np.arange(len(self.structure.features)), self._continuous)
 
     def _find_constant_features(
         self, first: FeatureCounts, is_constant: NDArray[np.bool_]
     ) -> NDArray[np.intp]:
         """Return the constant features, given whether each plane is constant."""
-        return np.flatnonzero(is_constant)
+        if (firsts := self.first_planes) is None:
+            return np.flatnonzero(is_constant)
+        ordinal = self._ordinal[np.logical_and.reduceat(is_constant, firsts[:-1])]
+        if not isinstance(first, MeasuredCounts):
+            return ordinal
+        return np.sort(np.concatenate([ordinal, self._continuous[first.is_constant]]))
 
     def _name_features(self, features: NDArray[np.intp]) -> tuple[int, ...] | tuple[str, ...]:
         """Return features for messages: indices, or names if an index stands for a plane."""
-        return tuple(features.tolist())
+        names = self.structure.feature_names
+        if not names:
+            return tuple(features.tolist())
+        return tuple(names[feature] for feature in features.tolist())
 
     def _warn_about_constants(self, constant: NDArray[np.intp]) -> tuple[FitWarning, ...]:
         if not constant.size:
@@ -343,33 +478,44 @@ class ClippedPCA(Model):
 
     def summarize(
         self, params: ClippedPCAParams, working: Arrays, block: BinaryBlock, rng: RowRandom
-    ) -> PairCounts:
-        """Count the pairs of a block, with all segments pooled."""
+    ) -> Any:
+        """Count the pairs of a block, with all segments pooled, and sum over continuous features.
+
+        Passes after the first one sum derivatives of polyserial likelihoods instead.
+        """
+        if (mixed := self._mixed) is not None:
+            return mixed.summarize(working, block)
         return PairCounts.from_block(block, pooled=True)
 
     def add_to(
         self,
-        statistics: PairCounts,
+        statistics: Any,
         params: ClippedPCAParams,
         working: Arrays,
         block: BinaryBlock,
         rng: RowRandom,
-    ) -> PairCounts:
-        """Add the pairs of a block in place."""
+    ) -> Any:
+        """Add the statistics of a block; counts of pairs in place."""
+        if (mixed := self._mixed) is not None:
+            return statistics.merge(mixed.summarize(working, block))
         return statistics.add_block(block, pooled=True)
 
-    def counts_key(self, n_features: int) -> str:
-        """Return a key of the pair counts with all segments pooled."""
-        return POOLED_KEY
+    def counts_key(self, n_features: int) -> str | None:
+        """Return a key of the pair counts with all segments pooled.
+
+        None with continuous features: sums depend on the parameters.
+        """
+        return None if self._continuous.size else POOLED_KEY
 
     def update(
-        self,
-        state: FitState,
-        statistics: PairCounts,
-        map_items: MapFunction,
-        rng: np.random.Generator,
+        self, state: FitState, statistics: Any, map_items: MapFunction, rng: np.random.Generator
     ) -> FitState:
-        """Compute the correlations, their spectrum, and the loadings."""
+        """Compute the correlations, their spectrum, and the loadings.
+
+        With continuous features, start the polyserial correlations, or move them, first.
+        """
+        if (mixed := self._mixed) is not None:
+            return self._update_mixed(mixed, state, statistics, map_items)
         (correlation,), (status,) = estimate_correlations(
             statistics, self._estimator_function, map_items, self.first_planes
         )
@@ -377,8 +523,42 @@ class ClippedPCA(Model):
         fitted = self._fit_correlation(state, correlation, status, null_quantiles)
         fitted = fitted.with_warnings(warn_about_nested_features(statistics, self.first_planes))
         if self._has_errors(state):
-            return add_standard_errors(fitted, statistics, self.empty_cells, rng)
-        return fitted
+            fitted = add_standard_errors(fitted, statistics, self.empty_cells, rng)
+        return self._with_feature_names(fitted)
+
+    def _update_mixed(
+        self,
+        mixed: MixedPairs,
+        state: FitState,
+        statistics: MixedStatistics,
+        map_items: MapFunction,
+    ) -> FitState:
+        has_errors = self._has_errors(state)
+        if statistics.pairs is None:
+            state = mixed.step(state, statistics.sums.values["derivatives"])
+        else:
+            n_leading = 0 if self.n_components is not None else N_LEADING
+            pairs, sums = statistics.pairs, statistics.sums.values
+            state = mixed.start(state, pairs, sums, map_items, n_leading, has_errors=has_errors)
+            names = [feature.name for feature in self._ordinal_features]
+            nested = warn_about_nested_features(pairs, self.first_planes)
+            state = state.with_warnings([warning.with_names(names) for warning in nested])
+        if state.working["is_active"].any():
+            return state
+        quantiles = state.auxiliary["null_quantiles"]
+        fitted = self._fit_correlation(state, *mixed.collect_correlations(state), quantiles)
+        if has_errors:
+            fitted = mixed.add_errors(fitted)
+        return self._with_feature_names(fitted)
+
+    def next_stage(self, state: FitState, statistics: Any) -> FitState | None:
+        """Return the state for another step of Newton's method, if some pairs need one."""
+        return state if "is_active" in state.working and state.working["is_active"].any() else None
+
+    def _with_feature_names(self, state: FitState) -> FitState:
+        """Name features in warnings if an index could be that of a plane."""
+        names = self.structure.feature_names
+        return state.with_feature_names(names) if names else state
 
     def _has_errors(self, state: FitState) -> bool:
         """Return whether the fit gets standard errors, given its settings, planes and weights."""
@@ -461,12 +641,16 @@ class ClippedPCA(Model):
         return f"consider {{repair={repair}}}"
 
     def count_columns(self, n_planes: int) -> NDArray[np.int64]:
-        """Return the number of planes of each feature, (n_features,)."""
-        return np.ones(n_planes, np.int64)
+        """Return the number of planes of each feature, 1 if it is continuous, (n_features,)."""
+        if not self.structure.features:
+            return np.ones(n_planes, np.int64)
+        return np.array([max(1, feature.n_planes) for feature in self.structure.features], np.int64)
 
     def has_pair_tables(self, n_features: int) -> bool:
         """Return whether data are so wide that pairs are counted in strips."""
-        return n_features > MAX_SQUARE_FEATURES
+        columns = self.count_columns(n_features)
+        limit = MAX_SQUARE_FEATURES if self._continuous.size else MAX_SQUARE_PLANES
+        return len(columns) > MAX_SQUARE_FEATURES or int(columns.sum()) > limit
 
     def tabulate(
         self,
@@ -477,6 +661,11 @@ class ClippedPCA(Model):
         counts: Arrays | None,
     ) -> Mapping[str, NDArray[Any]]:
         """Count and estimate the pairs of a strip of features."""
+        if (mixed := self._mixed) is not None:
+            correlation, status = estimate_mixed_strip(
+                mixed.estimate, mixed.first_planes, mixed.continuous, working, features, chunks
+            )
+            return {"correlation": correlation, "status": status}
         correlation, status, sums = estimate_strip(
             self._estimator_function, self.first_planes, working, features, chunks, counts
         )
@@ -519,21 +708,33 @@ class ClippedPCA(Model):
             "eigenvalue_residual": residual,
             "shrinkage": shrinkage,
         }
-        return replace(fitted, diagnostics=diagnostics, history=(0.0,), iteration=1, done=True)
+        fitted = replace(fitted, diagnostics=diagnostics, history=(0.0,), iteration=1, done=True)
+        return self._with_feature_names(fitted)
 
     @property
     def _estimator_function(self) -> CorrelationEstimator:
         if self.estimator == "arcsine":
             return estimate_arcsine
-        return partial(estimate_tetrachoric, self.empty_cells)
+        if (firsts := self.first_planes) is None:
+            return partial(estimate_tetrachoric, self.empty_cells)
+        return partial(estimate_polychoric, self.empty_cells, firsts)
 
     def _estimate_null_quantiles(
         self, state: FitState, n_leading: int, map_items: MapFunction, rng: np.random.Generator
     ) -> Array:
         """Compute the 95 % quantile of each leading eigenvalue from the margins alone."""
         total, observed, ones = (state.working[name] for name in ("total", "observed", "ones"))
-        return estimate_null_quantiles(
-            int(total), observed, ones, self._estimator_function, n_leading, rng
+        if (firsts := self.first_planes) is None:
+            return estimate_null_quantiles(
+                int(total), observed, ones, self._estimator_function, n_leading, rng
+            )
+        n_values = np.zeros(0, np.int64)  # of each continuous feature that varies
+        if (continuous := self._continuous).size:
+            is_varying = ~np.isin(continuous, state.auxiliary["constant"])
+            n_values = np.rint(state.working["number_weights"][is_varying]).astype(np.int64)
+        margins = PlaneMargins(int(total), observed, ones, firsts)
+        return estimate_level_null_quantiles(
+            margins, n_values, self.empty_cells, n_leading, map_items, rng
         )
 
     def _null_quantiles(self, counts: PairCounts, seeds: Any, map_items: MapFunction) -> Array:
@@ -730,127 +931,3 @@ def warn_about_noise(communalities: Array) -> FitWarnings:
         return ()
     text = "features with a communality of 1 or more, whose noise is set to 0.001: {features}"
     return (FitWarning(text, tuple(floored.tolist())),)
-
-
-def estimate_strip(
-    estimate: CorrelationEstimator,
-    first_planes: NDArray[np.int64] | None,
-    margins: Arrays,
-    features: slice,
-    chunks: Iterable[PackedChunk],
-    earlier: StripCounts | None = None,
-) -> tuple[NDArray[np.float32], NDArray[np.uint8], StripCounts]:
-    """Count and estimate the pairs of a strip with all features from its first one on.
-
-    `first_planes` is None if all features are binary. `earlier` are the counts of rows that are not
-    in `chunks`.
-
-    Returns
-    -------
-    correlation, status
-        Of the pairs of features, (n_strip, n_features − first).
-    counts
-        Of the pairs of their planes.
-    """
-    total, unit, ones = int(margins["total"]), float(margins["weight_unit"]), margins["ones"]
-    masked = bool((margins["observed"] < total).any())
-    firsts = np.arange(len(ones) + 1) if first_planes is None else first_planes
-    strip = slice(*firsts[[features.start, features.stop]].tolist())
-    counts = count_strip(strip, len(ones), total, masked, chunks, earlier)
-    n_strip = features.stop - features.start
-    shape = n_strip, len(firsts) - 1 - features.start
-    correlation, status = np.zeros(shape, np.float32), np.zeros(shape, np.uint8)
-    n_at_once = max(1, _ROWS_AT_ONCE // int(np.diff(firsts).max(initial=1)))
-    for first in range(0, n_strip, n_at_once):
-        pairs = slice(first, first + n_at_once), slice(first, None)
-        own = features.start + first, min(features.start + pairs[0].stop, features.stop)
-        planes = slice(*firsts[[*own]].tolist())
-        places = slice(planes.start - strip.start, planes.stop - strip.start)
-        part = {name: values[places, places.start :] for name, values in counts.items()}
-        table = make_strip_table(part, planes, total, ones).scale(unit)
-        correlation[pairs], status[pairs] = estimate(table)
-    mirror_upper_triangle(correlation[:, :n_strip], status[:, :n_strip])
-    return correlation, status, counts
-
-
-def find_strip_spectrum(
-    results: RangeResults,
-    constant: NDArray[np.int64],
-    n_features: int,
-    n_leading: int,
-    map_items: MapFunction,
-) -> LeadingSpectrum:
-    """Find the `n_leading` leading eigenpairs of the correlations in `results`.
-
-    The eigenvalues of `constant` features count as 0. `map_items` maps over strips; the order of
-    sums does not depend on it.
-    """
-    multiply = _make_product(results, constant, map_items)
-    # A fixed start makes the result reproducible; any start finds the same eigenvectors.
-    return compute_leading_spectrum(multiply, n_features, n_leading, np.random.default_rng(0))
-
-
-def find_lowest_eigenvalue(
-    results: RangeResults, constant: NDArray[np.int64], n_features: int, map_items: MapFunction
-) -> float:
-    """Find the lowest eigenvalue; at most 0, the eigenvalue of constant features."""
-    multiply = _make_product(results, constant, map_items)
-    spectrum = compute_leading_spectrum(
-        lambda v: -multiply(v), n_features, 1, np.random.default_rng(0)
-    )
-    return -float(spectrum.values[0] + spectrum.residuals[0])
-
-
-def _make_product(
-    results: RangeResults, constant: NDArray[np.int64], map_items: MapFunction
-) -> Product:
-    parts = _deal_strips(results.n_ranges)
-
-    def multiply(vectors: Array) -> Array:
-        product = np.zeros_like(vectors)
-        for part in map_items(partial(_multiply_strips, results.read, vectors), parts):
-            product[len(product) - len(part) :] += part
-        product[constant] -= vectors[constant]  # with 1, a feature could appear as a component
-        return product
-
-    return multiply
-
-
-def count_all_pair_statuses(
-    results: RangeResults, excluded: NDArray[np.int64], n_features: int, map_items: MapFunction
-) -> PairStatusCounts:
-    """Count the statuses of all pairs."""
-    count = partial(_count_strip_statuses, results.read, excluded, n_features)
-    pair_statuses: PairStatusCounts = reduce(
-        PairStatusCounts.merge, map_items(count, range(results.n_ranges))
-    )
-    return pair_statuses
-
-
-def _deal_strips(n_strips: int) -> list[range]:
-    """Deal strips to partial sums so that each sum has long and short strips."""
-    return [range(k, n_strips, _MAX_PARTS) for k in range(min(_MAX_PARTS, n_strips))]
-
-
-def _multiply_strips(read: ReadRange, vectors: Array, keys: range) -> Array:
-    """Multiply vectors by some strips of the square and by their mirror image.
-
-    Return the product from the first row of the first strip on; rows before it are zero.
-    """
-    product, n_rows = np.zeros_like(vectors), 0
-    for key in keys:
-        strip = read(key, ["correlation"])["correlation"]
-        n_strip, n_right = strip.shape
-        n_rows, first = max(n_rows, n_right), len(vectors) - n_right
-        for row in range(0, n_strip, _ROWS_AT_ONCE):
-            part = strip[row : row + _ROWS_AT_ONCE].astype(np.float64)
-            own = slice(first + row, first + row + len(part))
-            product[own] += part @ vectors[first:]
-            product[first + n_strip :] += part[:, n_strip:].T @ vectors[own]
-    return product[len(product) - n_rows :]
-
-
-def _count_strip_statuses(
-    read: ReadRange, excluded: NDArray[np.int64], n_features: int, key: int
-) -> PairStatusCounts:
-    return count_pair_statuses(read(key, ["status"])["status"], excluded, n_features)

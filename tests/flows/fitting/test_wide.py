@@ -17,7 +17,7 @@ import pytest
 from flows import fit
 from pipeline.evaluation import records
 from pipeline.fitting import pair_work as pairs
-from pipeline.models.clipped_pca import ClippedPCA, mixed, model
+from pipeline.models.clipped_pca import ClippedPCA, model, strips
 from storage.artifacts.artifacts import load_artifact
 from storage.dataset.dataset import open_dataset
 from storage.dataset.writer import append_dataset, create_dataset
@@ -248,7 +248,7 @@ def test_a_report_of_wide_data_is_drawn(cli: Any, data: Path) -> None:
 def counted(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
     """The chunks that were counted, by the first feature of the strip."""
     found: dict[int, list[int]] = {}
-    count = model.count_strip
+    count = strips.count_strip
 
     def noting(features: slice, n: int, rows: int, masked: bool, chunks: Any, *more: Any) -> Any:
         read = [*chunks]
@@ -256,7 +256,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
             found[features.start] = [chunk.key for chunk in read]
         return count(features, n, rows, masked, iter(read), *more)
 
-    monkeypatch.setattr(model, "count_strip", noting)
+    monkeypatch.setattr(strips, "count_strip", noting)
     return found
 
 
@@ -264,7 +264,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
 def n_counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of stored rows that each strip counted."""
     found: list[int] = []
-    count = model.count_strip
+    count = strips.count_strip
 
     def noting(features: slice, n: int, total: int, masked: bool, chunks: Any, *more: Any) -> Any:
         read = [*chunks]
@@ -272,7 +272,7 @@ def n_counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             found.append(sum(len(chunk.rows) for chunk in read))
         return count(features, n, total, masked, iter(read), *more)
 
-    monkeypatch.setattr(model, "count_strip", noting)
+    monkeypatch.setattr(strips, "count_strip", noting)
     return found
 
 
@@ -539,8 +539,7 @@ def test_other_wide_data_are_fitted_exported_and_fitted_again(
     assert before.keys() == after.keys() >= {"correlation", "status", "n_levels"}
     assert before["correlation"] != after["correlation"]
     assert after == fit("--no-report", "--output", "alone", "--executor", "threads")
-    for module in (model, mixed):
-        monkeypatch.setattr(module, "MAX_SQUARE_FEATURES", 10 * N_FEATURES)
+    monkeypatch.setattr(model, "MAX_SQUARE_FEATURES", 10 * N_FEATURES)
     done = cli("fit", "--dataset", "l.zarr", "--components", 2, "--output", "square")
     assert done.code == 0, done.err
     for path in ("alone", "square"):

@@ -18,7 +18,7 @@ from pipeline.errors import FitError
 from pipeline.executors.base import Executor, SerialExecutor, ThreadsExecutor
 from pipeline.fitting import pair_work
 from pipeline.fitting.loop import fit_model
-from pipeline.models.clipped_pca import ClippedPCA, mixed, model, ordinal
+from pipeline.models.clipped_pca import ClippedPCA, model
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
 from pipeline.statistics import null_spectrum
@@ -115,8 +115,7 @@ def strips(monkeypatch: pytest.MonkeyPatch) -> dict[str, NDArray[Any]]:
             add_strip(squares, results.read(key), job.n_features)
         return results
 
-    for module in (model, mixed):
-        monkeypatch.setattr(module, "MAX_SQUARE_FEATURES", N_FEATURES - 1)
+    monkeypatch.setattr(model, "MAX_SQUARE_FEATURES", N_FEATURES - 1)
     monkeypatch.setattr(pair_work, "choose_strip_height", lambda *_: 40)
     monkeypatch.setattr("pipeline.fitting.loop.run_in_memory", keep)
     return squares
@@ -145,7 +144,7 @@ def test_strips_give_what_squares_give(
 ) -> None:
     counts = KINDS[kind]
     rows, settings = make_case(name, counts)
-    monkeypatch.setattr(mixed, "MAX_SQUARE_FEATURES", 10**4)
+    monkeypatch.setattr(model, "MAX_SQUARE_FEATURES", 10**4)
     whole = fit_rows(rows, counts, **{**settings, "repair": "none"})
     strips = request.getfixturevalue("strips")
     wide = fit_rows(rows, counts, **settings)
@@ -221,9 +220,9 @@ def test_many_levels_make_data_wide_too(
     monkeypatch.setattr(model, "MAX_SQUARE_FEATURES", N_FEATURES)
     n_planes = sum(ORDINAL) - N_FEATURES
     rows, _ = make_case("complete", ORDINAL)
-    monkeypatch.setattr(ordinal, "MAX_PLANES", n_planes)
+    monkeypatch.setattr(model, "MAX_SQUARE_PLANES", n_planes)
     assert fit_rows(rows, ORDINAL).params.correlation is not None
-    monkeypatch.setattr(ordinal, "MAX_PLANES", n_planes - 1)
+    monkeypatch.setattr(model, "MAX_SQUARE_PLANES", n_planes - 1)
     assert fit_rows(rows, ORDINAL).params.correlation is None
     text = rf"takes at most {N_FEATURES} features with {n_planes - 1} levels above the lowest"
     with pytest.raises(FitError, match=rf"{text} .* there are {N_FEATURES} features with"):
@@ -240,7 +239,7 @@ def test_continuous_features_and_levels_together_make_data_wide(
     assert make_model([0, *[2] * 1998, 3]).has_pair_tables(2000)
     rows, _ = make_case("complete", CONTINUOUS)
     text = "takes at most 99 continuous features and levels above the lowest ones, .* are 130"
-    monkeypatch.setattr(mixed, "MAX_SQUARE_FEATURES", 99)
+    monkeypatch.setattr(model, "MAX_SQUARE_FEATURES", 99)
     with pytest.raises(FitError, match=text):
         fit_rows(rows, CONTINUOUS, repair="nearest")
 

@@ -1,19 +1,22 @@
-"""Strips of wide data with continuous features.
+"""Strips of wide data: their correlations, the spectrum of all strips, and statuses of pairs.
 
-The pairs of a strip with all features from its first one on have two sides: the strip's continuous
-features with all others, and all later continuous features with the strip's features. Both are
-summed in the same passes over the chunks: one for moments, and one per step of Newton's method.
+With continuous features, the pairs of a strip with all features from its first one on have two
+sides: the strip's continuous features with all others, and all later continuous features with the
+strip's features. Both are summed in the same passes over the chunks: one for moments, and one per
+step of Newton's method.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial, reduce
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, PackedChunk, iter_blocks, iter_word_ranges
+from pipeline.executors.base import MapFunction
 from pipeline.models.clipped_pca.mixed_pairs import (
     MAX_PASSES,
     estimate_pearson,
@@ -21,16 +24,25 @@ from pipeline.models.clipped_pca.mixed_pairs import (
     start_pairs,
     sum_derivatives,
 )
-from pipeline.models.clipped_pca.model import estimate_strip
 from pipeline.models.state import Arrays
 from pipeline.numerics.gaussian.polyserial import PolyserialPairs, step_polyserial
-from pipeline.statistics.correlations import CorrelationEstimator, mirror_upper_triangle
+from pipeline.numerics.spectra.lanczos import LeadingSpectrum, Product, compute_leading_spectrum
+from pipeline.passes.row_ranges import RangeResults, ReadRange
+from pipeline.statistics.correlations import (
+    CorrelationEstimator,
+    PairStatusCounts,
+    count_pair_statuses,
+    mirror_upper_triangle,
+)
+from pipeline.statistics.counts import StripCounts, count_strip, make_strip_table
 from pipeline.statistics.measurements import sum_moments
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 Statuses = NDArray[np.uint8]
 
+_MAX_PARTS = 32
+_ROWS_AT_ONCE = 64  # of a strip, so that arrays of float64 stay small
 _VALUES_AT_ONCE = 1 << 21
 
 
@@ -125,7 +137,7 @@ def estimate_mixed_strip(
     continuous
         Indices of the continuous features.
     working
-        The working state of `MixedClippedPCA`.
+        The working state of a `ClippedPCA` with continuous features.
     features, chunks
         The strip and the rows.
 
@@ -204,3 +216,127 @@ def _estimate_polyserial(
     ]
     fitted = rows.fit_polyserial(sides, [pairs for pairs, _ in starts])
     return [(np.tanh(pairs.z), status) for pairs, (_, status) in zip(fitted, starts, strict=True)]
+
+
+def estimate_strip(
+    estimate: CorrelationEstimator,
+    first_planes: NDArray[np.int64] | None,
+    margins: Arrays,
+    features: slice,
+    chunks: Iterable[PackedChunk],
+    earlier: StripCounts | None = None,
+) -> tuple[NDArray[np.float32], NDArray[np.uint8], StripCounts]:
+    """Count and estimate the pairs of a strip with all features from its first one on.
+
+    `first_planes` is None if all features are binary. `earlier` are the counts of rows that are not
+    in `chunks`.
+
+    Returns
+    -------
+    correlation, status
+        Of the pairs of features, (n_strip, n_features − first).
+    counts
+        Of the pairs of their planes.
+    """
+    total, unit, ones = int(margins["total"]), float(margins["weight_unit"]), margins["ones"]
+    masked = bool((margins["observed"] < total).any())
+    firsts = np.arange(len(ones) + 1) if first_planes is None else first_planes
+    strip = slice(*firsts[[features.start, features.stop]].tolist())
+    counts = count_strip(strip, len(ones), total, masked, chunks, earlier)
+    n_strip = features.stop - features.start
+    shape = n_strip, len(firsts) - 1 - features.start
+    correlation, status = np.zeros(shape, np.float32), np.zeros(shape, np.uint8)
+    n_at_once = max(1, _ROWS_AT_ONCE // int(np.diff(firsts).max(initial=1)))
+    for first in range(0, n_strip, n_at_once):
+        pairs = slice(first, first + n_at_once), slice(first, None)
+        own = features.start + first, min(features.start + pairs[0].stop, features.stop)
+        planes = slice(*firsts[[*own]].tolist())
+        places = slice(planes.start - strip.start, planes.stop - strip.start)
+        part = {name: values[places, places.start :] for name, values in counts.items()}
+        table = make_strip_table(part, planes, total, ones).scale(unit)
+        correlation[pairs], status[pairs] = estimate(table)
+    mirror_upper_triangle(correlation[:, :n_strip], status[:, :n_strip])
+    return correlation, status, counts
+
+
+def find_strip_spectrum(
+    results: RangeResults,
+    constant: NDArray[np.int64],
+    n_features: int,
+    n_leading: int,
+    map_items: MapFunction,
+) -> LeadingSpectrum:
+    """Find the `n_leading` leading eigenpairs of the correlations in `results`.
+
+    The eigenvalues of `constant` features count as 0. `map_items` maps over strips; the order of
+    sums does not depend on it.
+    """
+    multiply = _make_product(results, constant, map_items)
+    # A fixed start makes the result reproducible; any start finds the same eigenvectors.
+    return compute_leading_spectrum(multiply, n_features, n_leading, np.random.default_rng(0))
+
+
+def find_lowest_eigenvalue(
+    results: RangeResults, constant: NDArray[np.int64], n_features: int, map_items: MapFunction
+) -> float:
+    """Find the lowest eigenvalue; at most 0, the eigenvalue of constant features."""
+    multiply = _make_product(results, constant, map_items)
+    spectrum = compute_leading_spectrum(
+        lambda v: -multiply(v), n_features, 1, np.random.default_rng(0)
+    )
+    return -float(spectrum.values[0] + spectrum.residuals[0])
+
+
+def _make_product(
+    results: RangeResults, constant: NDArray[np.int64], map_items: MapFunction
+) -> Product:
+    parts = _deal_strips(results.n_ranges)
+
+    def multiply(vectors: Array) -> Array:
+        product = np.zeros_like(vectors)
+        for part in map_items(partial(_multiply_strips, results.read, vectors), parts):
+            product[len(product) - len(part) :] += part
+        product[constant] -= vectors[constant]  # with 1, a feature could appear as a component
+        return product
+
+    return multiply
+
+
+def count_all_pair_statuses(
+    results: RangeResults, excluded: NDArray[np.int64], n_features: int, map_items: MapFunction
+) -> PairStatusCounts:
+    """Count the statuses of all pairs."""
+    count = partial(_count_strip_statuses, results.read, excluded, n_features)
+    pair_statuses: PairStatusCounts = reduce(
+        PairStatusCounts.merge, map_items(count, range(results.n_ranges))
+    )
+    return pair_statuses
+
+
+def _deal_strips(n_strips: int) -> list[range]:
+    """Deal strips to partial sums so that each sum has long and short strips."""
+    return [range(k, n_strips, _MAX_PARTS) for k in range(min(_MAX_PARTS, n_strips))]
+
+
+def _multiply_strips(read: ReadRange, vectors: Array, keys: range) -> Array:
+    """Multiply vectors by some strips of the square and by their mirror image.
+
+    Return the product from the first row of the first strip on; rows before it are zero.
+    """
+    product, n_rows = np.zeros_like(vectors), 0
+    for key in keys:
+        strip = read(key, ["correlation"])["correlation"]
+        n_strip, n_right = strip.shape
+        n_rows, first = max(n_rows, n_right), len(vectors) - n_right
+        for row in range(0, n_strip, _ROWS_AT_ONCE):
+            part = strip[row : row + _ROWS_AT_ONCE].astype(np.float64)
+            own = slice(first + row, first + row + len(part))
+            product[own] += part @ vectors[first:]
+            product[first + n_strip :] += part[:, n_strip:].T @ vectors[own]
+    return product[len(product) - n_rows :]
+
+
+def _count_strip_statuses(
+    read: ReadRange, excluded: NDArray[np.int64], n_features: int, key: int
+) -> PairStatusCounts:
+    return count_pair_statuses(read(key, ["status"])["status"], excluded, n_features)
