@@ -263,6 +263,7 @@ def survey(cli, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["graded", "partial-credit", "nominal"])
 def test_exported_items_with_levels_are_known(cli, survey, kind: str) -> None:
     settings = ("--components", 1, "--set", f"items={kind}", "--set", "tol=1e-9")
@@ -292,6 +293,7 @@ def test_exported_items_with_levels_are_known(cli, survey, kind: str) -> None:
     np.testing.assert_allclose(codes[1], codes[0], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.matrix
 def test_folds_and_nested_fits_keep_known_levels(cli, survey) -> None:
     Path("bank.csv").write_text(
         "feature,curves,slope,level_offsets_1,level_offsets_2\n"

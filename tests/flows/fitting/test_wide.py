@@ -513,6 +513,7 @@ class FirstFeature(NamedTuple):
     missing = property(lambda self: np.zeros_like(self.X))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("n_continuous", [0, 20])
 def test_other_wide_data_are_fitted_exported_and_fitted_again(
     cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_continuous: int

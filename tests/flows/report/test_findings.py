@@ -55,6 +55,7 @@ def test_the_fit_of_pairs_is_judged_by_the_numbers_of_its_figure(tmp_path: Path)
         assert f"root mean square {rmse}, by chance about {chance}" in sentence
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "model", ["kernel-pca", "laplacian-eigenmap", "tree-mixture", "hidden-tree"]
 )

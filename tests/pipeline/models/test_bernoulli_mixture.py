@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from dataclasses import replace
-from itertools import product
 from typing import Any, Literal
 
 import numpy as np
@@ -32,6 +31,7 @@ from pipeline.models.state import FitState
 from pipeline.params import get_array
 from pipeline.random import RowRandom
 from tests.support.data import find_reference
+from tests.support.enumeration import JointTable, check_rows, list_states
 from tests.support.strategies import DenseData, make_memory_rows, tables
 
 Bits = NDArray[np.uint8]
@@ -91,11 +91,9 @@ def test_posteriors_are_those_of_enumeration(data: DenseData, n_components: int,
     block = pack_block(data.X[:8], None if data.observed is None else data.observed[:8])
     codes = model.transform(params, block, RNG)["mean"]
     found = model.log_likelihood(params, block, RNG)
-    for n, (row, mask) in enumerate(zip(data.X[:8], data.mask[:8], strict=True)):
-        ways = product(*([x] if seen else [0, 1] for x, seen in zip(row, mask, strict=True)))
-        joint = sum(chance(np.array(way), weights, probabilities) for way in ways)
-        assert found.nats[n] == pytest.approx(np.log(joint.sum()), abs=1e-9)
-        np.testing.assert_allclose(codes[n], joint / joint.sum(), atol=1e-9)
+    rows = list_states((2,) * data.X.shape[1])
+    table = JointTable(rows, np.array([chance(row, weights, probabilities) for row in rows]))
+    check_rows(table, data.X[:8], data.mask[:8] == 1, found.nats, codes, atol=1e-9)
     assert not found.standard_error.any()
 
 

@@ -11,7 +11,6 @@ import pytest
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.data.features import Feature, split_into_planes
 from pipeline.data.weights import WeightKind
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
@@ -22,7 +21,6 @@ from pipeline.fitting.loop import (
     start_fit,
 )
 from pipeline.models.state import FitState
-from pipeline.models.structure import Structure
 from pipeline.models.trees import feature_tree, hidden_tree
 from pipeline.models.trees.feature_tree import find_edges
 from pipeline.models.trees.hidden_start import find_noisy_tree
@@ -39,6 +37,15 @@ from pipeline.passes import feature_strips
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import PairCounts
 from tests.support.designs import DESIGNS
+from tests.support.enumeration import (
+    JointTable,
+    check_rows,
+    compute_pair_dependence,
+    draw_incomplete_rows,
+    list_states,
+    make_level_model,
+    make_level_rows,
+)
 from tests.support.strategies import DenseData, make_memory_blocks, make_memory_rows
 
 Array = NDArray[np.float64]
@@ -72,94 +79,61 @@ def draw_params(
     )
 
 
-def list_rows(sizes: tuple[int, ...]) -> Levels:
-    return np.array([*product(*map(range, sizes))], np.uint8)
-
-
-def compute_state_joint(params: HiddenTreeParams, tree: int, rows: Levels) -> tuple[Array, Levels]:
-    """P(z, x) in one tree by the definition, (n_states in all, n_rows), and all z."""
-    states = list_rows((params.n_states,) * len(params.parents))
-    prior, likelihood = np.ones(len(states)), np.ones((len(states), len(rows)))
+def enumerate_joint(
+    params: HiddenTreeParams, tree: int, sizes: tuple[int, ...]
+) -> tuple[JointTable, Levels]:
+    """Return P(x, z) in one tree by the definition, and all z, (n_states in all, n_features)."""
+    rows, states = list_states(sizes), list_states((params.n_states,) * len(sizes))
+    prior, likelihood = np.ones(len(states)), np.ones((len(rows), len(states)))
     for i, parent in enumerate(params.parents.tolist()):
         if parent == ROOT:
             prior *= params.root_weights[tree, states[:, i]]
         else:
             prior *= params.transitions[tree, i, states[:, parent], states[:, i]]
-        likelihood *= params.emissions[tree, i][states[:, i]][:, rows[:, i]]
-    return prior[:, None] * likelihood, states
-
-
-def draw_incomplete_rows(sizes: tuple[int, ...], n_rows: int) -> tuple[Levels, Seen]:
-    """Rows with more and with fewer missing values; the first has none, the second only these."""
-    rng = np.random.default_rng(1)
-    shares = np.array([1.0, 0.0, *rng.uniform(0, 1, n_rows - 2)])
-    every = list_rows(sizes)
-    seen = rng.random((n_rows, len(sizes))) < shares[:, None]
-    return every[rng.choice(len(every), n_rows)], seen
-
-
-def make_rows(sizes: tuple[int, ...], levels: Levels, seen: Seen | None = None) -> DenseData:
-    planes = np.array(sizes) - 1
-    X = split_into_planes(levels, planes)
-    mask = None if seen is None else np.repeat(seen, planes, axis=1).astype(np.uint8)
-    return DenseData(X if mask is None else X * mask, mask)
-
-
-def make_model(sizes: tuple[int, ...], **settings: Any) -> Any:
-    features = tuple(Feature(f"f{i}", tuple("0123456789"[:k])) for i, k in enumerate(sizes))
-    return HiddenTree(**settings).with_structure(Structure(features=features))
+        likelihood *= params.emissions[tree, i][states[:, i]][:, rows[:, i]].T
+    return JointTable(rows, likelihood * prior), states
 
 
 def fit_tree(sizes: tuple[int, ...], data: DenseData, **settings: Any) -> FitState:
-    return fit_model(make_model(sizes, **settings), make_memory_rows(data), SERIAL)
+    return fit_model(
+        make_level_model(HiddenTree, sizes, **settings), make_memory_rows(data), SERIAL
+    )
 
 
 @pytest.mark.parametrize("sizes", [BINARY, SEVERAL])
 def test_likelihoods_codes_and_imputed_values_are_those_of_enumeration(
     sizes: tuple[int, ...],
 ) -> None:
-    params, every, model = draw_params(sizes, 3, 2), list_rows(sizes), HiddenTree()
-    joint, roots = np.empty((2, 3, len(every))), params.parents.tolist().index(ROOT)
+    params, model = draw_params(sizes, 3, 2), HiddenTree()
+    root, by_root = params.parents.tolist().index(ROOT), []
     for tree in range(2):
-        together, states = compute_state_joint(params, tree, every)
-        for s in range(3):
-            joint[tree, s] = together[states[:, roots] == s].sum(axis=0) / 2
-    assert joint.sum() == pytest.approx(1, abs=1e-12)
+        table, states = enumerate_joint(params, tree, sizes)
+        by_root += [table.joint[:, states[:, root] == s].sum(axis=1) / 2 for s in range(3)]
+    table = JointTable(table.rows, np.stack(by_root, axis=1))
+    assert table.joint.sum() == pytest.approx(1, abs=1e-12)
     levels, seen = draw_incomplete_rows(sizes, 70)
-    block = make_rows(sizes, levels, seen).pack()
+    block = make_level_rows(sizes, levels, seen).pack()
     nats = model.log_likelihood(params, block, RowRandom(0)).nats
-    codes = model.transform(params, block, RowRandom(0))["mean"]
+    check_rows(table, levels, seen, nats, model.transform(params, block, RowRandom(0))["mean"])
     planes = model.impute(params, block, RowRandom(0))
-    firsts = np.cumsum([0, *(np.array(sizes) - 1)])
-    for n in range(len(levels)):
-        is_alike = every == levels[n]
-        alike = is_alike[:, seen[n]].all(axis=1)
-        expected = joint[:, :, alike].sum(axis=2).ravel()
-        assert nats[n] == pytest.approx(np.log(expected.sum()), abs=1e-12)
-        np.testing.assert_allclose(codes[n], expected / expected.sum(), atol=1e-12)
-        for i, size in enumerate(sizes):
-            others = seen[n] & (np.arange(len(sizes)) != i)
-            weights = joint.sum(axis=(0, 1)) * is_alike[:, others].all(axis=1)
-            shares = [weights[every[:, i] >= c].sum() / weights.sum() for c in range(1, size)]
-            found = planes[n, firsts[i] : firsts[i + 1]]
-            np.testing.assert_allclose(found, shares, rtol=0, atol=1e-12)
+    expected = [table.impute(*row) for row in zip(levels, seen, strict=True)]
+    np.testing.assert_allclose(planes, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("sizes", [BINARY, SEVERAL])
 def test_expected_counts_are_those_of_enumeration(sizes: tuple[int, ...]) -> None:
-    params, every = draw_params(sizes, 3, 2), list_rows(sizes)
+    params = draw_params(sizes, 3, 2)
     levels, seen = draw_incomplete_rows(sizes, 70)
     weights = np.random.default_rng(2).integers(0, 4, len(levels))
-    (block,) = make_memory_blocks(replace(make_rows(sizes, levels, seen), weights=weights))
+    (block,) = make_memory_blocks(replace(make_level_rows(sizes, levels, seen), weights=weights))
     working = {"held_out": np.array(0.0)}
     sums = HiddenTree().summarize(params, working, block, RowRandom(0))
     for tree in range(2):
-        joint, states = compute_state_joint(params, tree, every)
+        table, states = enumerate_joint(params, tree, sizes)
         names = ("roots", "edges", "levels")
         expected = {name: np.zeros_like(sums.values[name][tree]) for name in names}
         for n in range(len(levels)):
-            alike = (every[:, seen[n]] == levels[n, seen[n]]).all(axis=1)
-            posterior = joint[:, alike].sum(axis=1)
+            posterior = table.sum_states(levels[n], seen[n])
             posterior *= weights[n] / posterior.sum()
             for i, parent in enumerate(params.parents.tolist()):
                 own = states[:, i]
@@ -175,7 +149,9 @@ def test_expected_counts_are_those_of_enumeration(sizes: tuple[int, ...]) -> Non
 
 
 def count_pairs(sizes: tuple[int, ...], data: DenseData) -> PairCounts:
-    first = collect_first_statistics(make_model(sizes), make_memory_rows(data), SERIAL, 0)
+    first = collect_first_statistics(
+        make_level_model(HiddenTree, sizes), make_memory_rows(data), SERIAL, 0
+    )
     assert isinstance(first, PairCounts)
     return first
 
@@ -194,7 +170,7 @@ def test_the_tree_is_the_best_of_all_trees(is_complete: bool) -> None:
         axis=1,
     ).astype(np.uint8)
     seen = rng.random(levels.shape) < (1.0 if is_complete else [0.9, 0.3, 0.6, 0.9, 0.4])
-    data = make_rows(SEVERAL, levels, None if is_complete else seen)
+    data = make_level_rows(SEVERAL, levels, None if is_complete else seen)
     pairs = count_pairs(SEVERAL, data)
     weights = np.zeros((5, 5))
     for i, j in product(range(5), repeat=2):
@@ -240,7 +216,7 @@ def test_no_pass_lowers_the_objective(
 ) -> None:
     monkeypatch.setattr(HiddenTree, "acceleration", acceleration)
     levels, seen = draw_incomplete_rows(sizes, 500)
-    for data in (make_rows(sizes, levels), make_rows(sizes, levels, seen)):
+    for data in (make_level_rows(sizes, levels), make_level_rows(sizes, levels, seen)):
         history = fit_tree(sizes, data, states=3, trees=2, max_iter=60, tol=1e-8).history
         assert len(history) > 10
         assert np.diff(history).min() > -1e-12
@@ -248,7 +224,7 @@ def test_no_pass_lowers_the_objective(
 
 def compute_shares(params: HiddenTreeParams, sizes: tuple[int, ...]) -> Array:
     """P(x) of all rows."""
-    block = make_rows(sizes, list_rows(sizes)).pack()
+    block = make_level_rows(sizes, list_states(sizes)).pack()
     return np.exp(HiddenTree().log_likelihood(params, block, RowRandom(0)).nats)
 
 
@@ -263,18 +239,20 @@ def test_a_fit_to_a_sample_has_the_probabilities_of_the_model(sizes: tuple[int, 
 
 def test_the_model_of_several_trees_is_the_mean_of_them() -> None:
     levels, _ = draw_incomplete_rows(BINARY, 400)
-    params = fit_tree(BINARY, make_rows(BINARY, levels), states=4, trees=3, max_iter=20).params
+    params = fit_tree(
+        BINARY, make_level_rows(BINARY, levels), states=4, trees=3, max_iter=20
+    ).params
     assert params.weights.shape == (12,)
     shares = []
     for tree in range(3):
-        joint, _ = compute_state_joint(params, tree, list_rows(BINARY))
-        shares.append(joint.sum(axis=0))
+        table, _ = enumerate_joint(params, tree, BINARY)
+        shares.append(table.joint.sum(axis=1))
     assert np.abs(shares[0] - shares[1]).max() > 1e-4
     np.testing.assert_allclose(compute_shares(params, BINARY), np.mean(shares, axis=0), atol=1e-14)
 
 
 def test_edges_have_the_dependence_of_enumeration() -> None:
-    params, every = draw_params(SEVERAL, 3, 2), list_rows(SEVERAL)
+    params, every = draw_params(SEVERAL, 3, 2), list_states(SEVERAL)
     shares = compute_shares(params, SEVERAL)
     (tree,) = HiddenTree().get_trees(params)
     assert tree.weight == 1
@@ -283,20 +261,13 @@ def test_edges_have_the_dependence_of_enumeration() -> None:
         if parent == ROOT:
             assert np.isnan(found).all()
             continue
-        table = np.zeros((SEVERAL[parent], SEVERAL[i]))
-        np.add.at(table, (every[:, parent], every[:, i]), shares)
-        entropies = [scipy.stats.entropy(p) for p in (table.sum(0), table.sum(1), table.ravel())]
-        cov = np.cov(every[:, [parent, i]].T, aweights=shares, ddof=0)
-        expected = (
-            entropies[0] + entropies[1] - entropies[2],
-            cov[0, 1] / np.sqrt(np.diag(cov).prod()),
-        )
+        expected = compute_pair_dependence(every, shares, parent, i)
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
 def test_reconstructions_are_means_over_the_rows_of_a_component() -> None:
-    params, every = draw_params(SEVERAL, 3, 2), list_rows(SEVERAL)
-    block = make_rows(SEVERAL, every).pack()
+    params, every = draw_params(SEVERAL, 3, 2), list_states(SEVERAL)
+    block = make_level_rows(SEVERAL, every).pack()
     codes = HiddenTree().transform(params, block, RowRandom(0))["mean"]
     joint = codes * compute_shares(params, SEVERAL)[:, None]
     np.testing.assert_allclose(joint.sum(axis=0), params.weights, atol=1e-14)
@@ -473,7 +444,7 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
     ],
 )
 def test_too_few_rows_are_refused(settings: dict[str, Any], message: str) -> None:
-    data = make_rows(BINARY, list_rows(BINARY)[:5])
+    data = make_level_rows(BINARY, list_states(BINARY)[:5])
     with pytest.raises(FitError, match=message):
         fit_tree(BINARY, data, **settings)
 
@@ -521,14 +492,14 @@ def test_strips_give_the_fit_of_one_table(
     levels = draw_wide_rows(sizes, 500, 4)
     seen = None if is_complete else rng.random(levels.shape) < 0.9
     weights = None if kind is None else rng.integers(0, 4, len(levels)) * 1.0
-    data = replace(make_rows(sizes, levels, seen), weights=weights)
+    data = replace(make_level_rows(sizes, levels, seen), weights=weights)
     rows = make_memory_rows(data, [100, 400], kind=kind or "frequency")
     settings = {"states": 2, "trees": 2, "max_iter": 4}
-    expected = fit_model(make_model(sizes, **settings), rows, SERIAL)
+    expected = fit_model(make_level_model(HiddenTree, sizes, **settings), rows, SERIAL)
     monkeypatch.setattr(hidden_tree, "MAX_SQUARE_FEATURES", 50)
     monkeypatch.setattr(feature_strips, "_MAX_STRIP_HEIGHT", 64)
     monkeypatch.setattr(feature_tree, "_TABLE_CELLS", 2000)  # several tables per strip
-    found = fit_model(make_model(sizes, **settings), rows, SERIAL)
+    found = fit_model(make_level_model(HiddenTree, sizes, **settings), rows, SERIAL)
     for name, (_, values) in get_named_arrays(expected.params).items():
         np.testing.assert_allclose(getattr(found.params, name), values, rtol=1e-9, err_msg=name)
     np.testing.assert_allclose(found.history, expected.history, rtol=1e-12)
@@ -538,9 +509,9 @@ def test_strips_give_the_fit_of_one_table(
 
 def test_a_warm_start_of_strips_counts_no_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = (2,) * 30
-    rows = make_memory_rows(make_rows(sizes, draw_wide_rows(sizes, 200, 5)))
+    rows = make_memory_rows(make_level_rows(sizes, draw_wide_rows(sizes, 200, 5)))
     monkeypatch.setattr(hidden_tree, "MAX_SQUARE_FEATURES", 20)
-    wide = make_model(sizes, states=2, max_iter=4)
+    wide = make_level_model(HiddenTree, sizes, states=2, max_iter=4)
     found = fit_model(wide, rows, SERIAL)
     first = collect_first_statistics(wide, rows, SERIAL, 0)
     monkeypatch.setattr(hidden_tree, "find_strip_edges", None)

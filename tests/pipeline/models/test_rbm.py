@@ -34,6 +34,7 @@ from pipeline.numerics.networks.gradient_steps import apply_centred_step, centre
 from pipeline.random import RowRandom
 from tests.support.data import find_shared_data
 from tests.support.designs import DESIGNS
+from tests.support.enumeration import JointTable, check_rows
 from tests.support.strategies import DenseData, make_memory_rows
 
 Bits = NDArray[np.uint8]
@@ -133,9 +134,8 @@ def test_likelihoods_sum_over_missing_values(n_hidden: int) -> None:
     observed = np.ones_like(X)
     observed[:, [1, 4]] = 0
     found = MODEL.log_likelihood(params, pack_block(X, observed, first_row=5), RNG)
-    same = (X[:, None] == X)[:, :, [0, 2, 3, 5]].all(axis=2)
-    expected = np.log(same @ np.exp(log_probabilities(params)))
-    assert found.nats == pytest.approx(expected, abs=1e-9)
+    table = JointTable(X, np.exp(log_probabilities(params))[:, None])
+    check_rows(table, X, observed == 1, found.nats, np.ones((len(X), 1)), atol=1e-9)
     assert not found.standard_error.any()
 
 

@@ -13,7 +13,6 @@ import pytest
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.data.features import Feature, split_into_planes
 from pipeline.data.weights import WeightKind
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
@@ -24,7 +23,6 @@ from pipeline.fitting.loop import (
     start_fit,
 )
 from pipeline.models.state import FitState
-from pipeline.models.structure import Structure
 from pipeline.models.trees import feature_tree, tree_mixture
 from pipeline.models.trees.feature_tree import find_edges
 from pipeline.models.trees.pair_counts import (
@@ -53,6 +51,15 @@ from pipeline.passes import feature_strips
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import PairCounts
 from tests.support.designs import DESIGNS
+from tests.support.enumeration import (
+    JointTable,
+    check_rows,
+    compute_pair_dependence,
+    draw_incomplete_rows,
+    list_states,
+    make_level_model,
+    make_level_rows,
+)
 from tests.support.strategies import DenseData, make_memory_rows
 
 Array = NDArray[np.float64]
@@ -80,81 +87,49 @@ def draw_params(sizes: tuple[int, ...], n_components: int, seed: int = 0) -> Tre
     )
 
 
-def list_rows(sizes: tuple[int, ...]) -> Levels:
-    return np.array([*product(*map(range, sizes))], np.uint8)
-
-
-def compute_joint(params: TreeMixtureParams, rows: Levels) -> Array:
-    """P(x, k) by the definition, (n_rows, n_components)."""
+def enumerate_joint(params: TreeMixtureParams, sizes: tuple[int, ...]) -> JointTable:
+    """Return P(x, k) by the definition."""
+    rows = list_states(sizes)
     joint = np.tile(params.weights, (len(rows), 1))
     for k, parents in enumerate(params.parents.tolist()):
         for i, parent in enumerate(parents):
             above = np.zeros(len(rows), np.uint8) if parent == ROOT else rows[:, parent]
             joint[:, k] *= params.tables[k, i, above, rows[:, i]]
-    return joint
-
-
-def make_rows(
-    sizes: tuple[int, ...], levels: Levels, seen: NDArray[np.bool_] | None = None
-) -> DenseData:
-    planes = np.array(sizes) - 1
-    X = split_into_planes(levels, planes)
-    mask = None if seen is None else np.repeat(seen, planes, axis=1).astype(np.uint8)
-    return DenseData(X if mask is None else X * mask, mask)
-
-
-def make_model(sizes: tuple[int, ...], **settings: Any) -> Any:
-    features = tuple(Feature(f"f{i}", tuple("0123456789"[:k])) for i, k in enumerate(sizes))
-    return TreeMixture(**settings).with_structure(Structure(features=features))
+    return JointTable(rows, joint)
 
 
 def fit_trees(sizes: tuple[int, ...], data: DenseData, **settings: Any) -> FitState:
-    return fit_model(make_model(sizes, **settings), make_memory_rows(data), SERIAL)
-
-
-def draw_incomplete_rows(sizes: tuple[int, ...], n_rows: int) -> tuple[Levels, NDArray[np.bool_]]:
-    rng = np.random.default_rng(1)
-    every = list_rows(sizes)
-    seen = rng.random((n_rows, len(sizes))) < rng.uniform(0, 1, (n_rows, 1))
-    return every[rng.choice(len(every), n_rows)], seen
+    return fit_model(
+        make_level_model(TreeMixture, sizes, **settings), make_memory_rows(data), SERIAL
+    )
 
 
 @pytest.mark.parametrize("sizes", [BINARY, SEVERAL])
 def test_likelihoods_and_codes_are_those_of_enumeration(sizes: tuple[int, ...]) -> None:
-    params, every, model = draw_params(sizes, 3), list_rows(sizes), TreeMixture()
-    joint = compute_joint(params, every)
-    assert joint.sum() == pytest.approx(1, abs=1e-12)
+    params, model = draw_params(sizes, 3), TreeMixture()
+    table = enumerate_joint(params, sizes)
+    assert table.joint.sum() == pytest.approx(1, abs=1e-12)
     levels, seen = draw_incomplete_rows(sizes, 40)
-    block = make_rows(sizes, levels, seen).pack()
+    block = make_level_rows(sizes, levels, seen).pack()
     nats = model.log_likelihood(params, block, RowRandom(0)).nats
-    codes = model.transform(params, block, RowRandom(0))["mean"]
-    for n in range(len(levels)):
-        alike = (every[:, seen[n]] == levels[n, seen[n]]).all(axis=1)
-        expected = joint[alike].sum(axis=0)
-        assert nats[n] == pytest.approx(np.log(expected.sum()), abs=1e-12)
-        np.testing.assert_allclose(codes[n], expected / expected.sum(), atol=1e-12)
+    check_rows(table, levels, seen, nats, model.transform(params, block, RowRandom(0))["mean"])
 
 
 @pytest.mark.parametrize("sizes", [BINARY, SEVERAL])
 def test_imputed_probabilities_are_those_of_enumeration(sizes: tuple[int, ...]) -> None:
     """The first tree has two roots, and the second copies a feature."""
-    params, every = draw_params(sizes, 3), list_rows(sizes)
+    params = draw_params(sizes, 3)
     (own,) = np.flatnonzero(params.parents[0] == params.parents[0, -1])[-1:]
     params.parents[0, own] = ROOT
     (copy,) = np.flatnonzero(params.parents[1] != ROOT)[-1:]
     params.tables[1, copy, :, : sizes[copy]] = np.eye(max(sizes))[:, : sizes[copy]][::-1]
     params.tables[1, copy, sizes[copy] :] = 0.0
-    joint = compute_joint(params, every).sum(axis=1)
+    table = enumerate_joint(params, sizes)
     levels, seen = draw_incomplete_rows(sizes, 40)
-    found = TreeMixture().impute(params, make_rows(sizes, levels, seen).pack(), RowRandom(0))
-    for n in range(len(levels)):
-        expected: list[float] = []
-        for i, size in enumerate(sizes):
-            others = seen[n] & (np.arange(len(sizes)) != i)
-            alike = (every[:, others] == levels[n, others]).all(axis=1)
-            by_level = np.bincount(every[alike, i], joint[alike], size)
-            expected += (by_level[::-1].cumsum()[::-1] / by_level.sum())[1:].tolist()
-        np.testing.assert_allclose(found[n], expected, rtol=1e-12, atol=1e-15)
+    block = make_level_rows(sizes, levels, seen).pack()
+    found = TreeMixture().impute(params, block, RowRandom(0))
+    expected = [table.impute(*row) for row in zip(levels, seen, strict=True)]
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("is_star", [True, False])
@@ -167,7 +142,7 @@ def test_imputed_probabilities_do_not_underflow(is_star: bool) -> None:
     tables[0, 0, 0] = 0.5
     params = TreeMixtureParams(np.ones(1), parents[None], tables, np.full(2 * n, 0.5))
     levels = (np.arange(n) >= n // 2).astype(np.uint8)[None]
-    (found,) = TreeMixture(1).impute(params, make_rows((2,) * n, levels).pack(), RowRandom(0))
+    (found,) = TreeMixture(1).impute(params, make_level_rows((2,) * n, levels).pack(), RowRandom(0))
     if is_star:  # of its copies, the first feature has one more at 1 than at 0
         expected = np.append(1 - wrong, np.full(n - 1, wrong))
     else:
@@ -210,31 +185,25 @@ def test_values_that_the_others_make_impossible_are_refused() -> None:
     params = TreeMixtureParams(np.ones(1), parents, tables, np.full(6, 0.5))
     levels = np.array([[1, 0, 1], [0, 0, 0]], np.uint8)
     model = TreeMixture(1)
-    found = model.impute(params, make_rows((2, 2, 2), levels[1:]).pack(), RowRandom(0))
+    found = model.impute(params, make_level_rows((2, 2, 2), levels[1:]).pack(), RowRandom(0))
     np.testing.assert_array_equal(found, 0.0)
     with pytest.raises(FitError, match="give a row the probability 0"):
-        model.impute(params, make_rows((2, 2, 2), levels).pack(), RowRandom(0))
+        model.impute(params, make_level_rows((2, 2, 2), levels).pack(), RowRandom(0))
 
 
 @pytest.mark.parametrize("sizes", [BINARY, SEVERAL])
 def test_edges_have_the_dependence_of_enumeration(sizes: tuple[int, ...]) -> None:
-    params, every = draw_params(sizes, 3), list_rows(sizes)
-    joint = compute_joint(params, every)
+    params = draw_params(sizes, 3)
+    table = enumerate_joint(params, sizes)
     for k, tree in enumerate(TreeMixture().get_trees(params)):
         assert tree.weight == params.weights[k]
-        shares = joint[:, k] / params.weights[k]
+        shares = table.joint[:, k] / params.weights[k]
         for i, parent in enumerate(tree.parents.tolist()):
             found = tree.mutual_information[i], tree.correlation[i]
             if parent == ROOT:
                 assert np.isnan(found).all()
                 continue
-            levels = every[:, [parent, i]].T
-            table = np.zeros((sizes[parent], sizes[i]))
-            np.add.at(table, (levels[0], levels[1]), shares)
-            entropies = [scipy.stats.entropy(p) for p in (table.sum(0), table.sum(1))]
-            information = sum(entropies) - scipy.stats.entropy(table.ravel())
-            cov = np.cov(levels, aweights=shares, ddof=0)
-            expected = information, cov[0, 1] / np.sqrt(cov[0, 0] * cov[1, 1])
+            expected = compute_pair_dependence(table.rows, shares, parent, i)
             np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
@@ -246,16 +215,16 @@ def test_a_constant_feature_has_no_correlation() -> None:
 
 @pytest.mark.parametrize("sizes", [BINARY, SEVERAL])
 def test_expected_counts_of_pairs_are_those_of_enumeration(sizes: tuple[int, ...]) -> None:
-    params, every, n_levels = draw_params(sizes, 2), list_rows(sizes), np.array(sizes)
-    joint = compute_joint(params, every)
+    params, n_levels = draw_params(sizes, 2), np.array(sizes)
+    table = enumerate_joint(params, sizes)
     levels, seen = draw_incomplete_rows(sizes, 15)
     firsts = np.cumsum([0, *sizes])
-    indicators = np.zeros((len(every), firsts[-1]))
-    indicators[np.arange(len(every))[:, None], firsts[:-1] + every] = 1.0
+    indicators = np.zeros((len(table.rows), firsts[-1]))
+    indicators[np.arange(len(table.rows))[:, None], firsts[:-1] + table.rows] = 1.0
     weights = np.random.default_rng(2).uniform(0, 2, (len(levels), 2))
     products = np.zeros((2, 1 + sum(n_levels - 1), 1 + sum(n_levels - 1)))
     add_weighted_pairs(
-        make_rows(sizes, levels, seen).pack(),
+        make_level_rows(sizes, levels, seen).pack(),
         np.where(seen, levels, np.uint8(MISSING)),
         weights,
         params.parents,
@@ -267,9 +236,9 @@ def test_expected_counts_of_pairs_are_those_of_enumeration(sizes: tuple[int, ...
     for k in range(2):
         expected = np.zeros((firsts[-1], firsts[-1]))
         for n in range(len(levels)):
-            alike = (every[:, seen[n]] == levels[n, seen[n]]).all(axis=1)
-            shares = joint[alike, k] / joint[alike, k].sum()
-            own = indicators[alike]
+            is_alike = table.is_consistent(levels[n], seen[n])
+            shares = table.joint[is_alike, k] / table.joint[is_alike, k].sum()
+            own = indicators[is_alike]
             expected += weights[n, k] * (own * shares[:, None]).T @ own
         assert products[k, 0, 0] == pytest.approx(weights[:, k].sum())
         np.testing.assert_allclose(count_level_pairs(products[k], n_levels), expected, atol=1e-12)
@@ -288,7 +257,7 @@ def test_tables_of_edges_are_those_of_counts_of_pairs(
     levels, seen = draw_incomplete_rows(sizes, 700)
     weights = np.random.default_rng(2).uniform(0, 2, (len(levels), 3))
     weights[:, 1] *= np.arange(len(levels)) % 9 == 0
-    block = make_rows(sizes, levels, None if is_complete else seen).pack()
+    block = make_level_rows(sizes, levels, None if is_complete else seen).pack()
     known = None if is_complete else np.where(seen, levels, np.uint8(MISSING))
     orders = None if is_complete else params.orders
     arguments = (block, known, weights, params.parents, orders, params.tables, n_levels)
@@ -323,9 +292,9 @@ def test_strips_give_the_tree_and_tables_of_one_table(
         if kind is None
         else rng.integers(0, 4, len(levels)) * (1.7 if kind == "sampling" else 1)
     )
-    data = replace(make_rows(sizes, levels), weights=weights)
+    data = replace(make_level_rows(sizes, levels), weights=weights)
     rows = make_memory_rows(data, [100, 350, 250], kind=kind or "frequency")
-    model = make_model(sizes, n_components=1, smoothing=0.3)
+    model = make_level_model(TreeMixture, sizes, n_components=1, smoothing=0.3)
     expected = fit_model(model, rows, SERIAL)
     monkeypatch.setattr(tree_mixture, "MAX_SQUARE_FEATURES", 100)
     monkeypatch.setattr(feature_strips, "_MAX_STRIP_HEIGHT", 64)
@@ -346,20 +315,20 @@ def test_strips_with_missing_values_give_the_tree_of_the_pairs_and_its_tables(
     """Tables against expected counts by enumeration."""
     monkeypatch.setattr(tree_mixture, "MAX_SQUARE_FEATURES", 5)
     levels, seen = draw_incomplete_rows(sizes, 200)
-    data = make_rows(sizes, levels, seen)
+    data = make_level_rows(sizes, levels, seen)
     fitted = fit_trees(sizes, data, n_components=1, tol=1e-11, smoothing=1e-6)
-    params, every = fitted.params, list_rows(sizes)
+    params = fitted.params
     edges = find_edges(PairCounts.from_block(data.pack(), pooled=True), np.array(sizes))
     found = {frozenset((i, p)) for i, p in enumerate(params.parents[0].tolist()) if p != ROOT}
     assert found == {frozenset(pair) for pair in zip(*edges[:2], strict=True)}
-    probabilities = compute_joint(params, every)[:, 0]
+    table = enumerate_joint(params, sizes)
     joint = np.zeros(params.tables[0].shape)
     for row, own in zip(levels, seen, strict=True):
-        posterior = probabilities * (every[:, own] == row[own]).all(axis=1)
+        posterior = table.joint[:, 0] * table.is_consistent(row, own)
         posterior /= posterior.sum()
         for i, parent in enumerate(params.parents[0].tolist()):
-            above = np.zeros(len(every), int) if parent == ROOT else every[:, parent]
-            np.add.at(joint[i], (above, every[:, i]), posterior)
+            above = 0 if parent == ROOT else table.rows[:, parent]
+            np.add.at(joint[i], (above, table.rows[:, i]), posterior)
     totals = joint.sum(axis=2, keepdims=True)
     expected = np.divide(joint, totals, out=np.zeros_like(joint), where=totals > 0)
     np.testing.assert_allclose(params.tables[0], expected, atol=1e-5)
@@ -369,7 +338,7 @@ def test_several_wide_trees_are_fitted_without_strips(monkeypatch: pytest.Monkey
     monkeypatch.setattr(tree_mixture, "MAX_SQUARE_FEATURES", 10)
     monkeypatch.setattr(tree_mixture, "find_strip_edges", None)
     levels, seen = draw_incomplete_rows(BINARY, 50)
-    fit_trees(BINARY, make_rows(BINARY, levels, seen), n_components=2, max_iter=2)
+    fit_trees(BINARY, make_level_rows(BINARY, levels, seen), n_components=2, max_iter=2)
 
 
 def test_among_edges_of_equal_weight_the_first_are_taken() -> None:
@@ -407,7 +376,7 @@ def test_trees_grow_from_independent_features_and_are_found_in_every_third_pass(
 
 
 def compute_nats(params: TreeMixtureParams, sizes: tuple[int, ...], data: DenseData) -> float:
-    found = make_model(sizes).log_likelihood(params, data.pack(), RowRandom(0))
+    found = make_level_model(TreeMixture, sizes).log_likelihood(params, data.pack(), RowRandom(0))
     return float(found.nats.sum())
 
 
@@ -428,8 +397,8 @@ def test_kinds_of_rows_that_differ_only_in_dependence_are_found() -> None:
 @pytest.mark.parametrize("design", ["20 % missing", "two forms, 2 features link"])
 def test_two_trees_are_found_in_incomplete_rows(design: str) -> None:
     truth, rng = draw_params(SEVERAL, 2, seed=1), np.random.default_rng(1)
-    levels = join_planes(make_model(SEVERAL).sample(truth, 1500, rng), SEVERAL)
-    data = make_rows(SEVERAL, levels, DESIGNS[design](*levels.shape, rng))
+    levels = join_planes(make_level_model(TreeMixture, SEVERAL).sample(truth, 1500, rng), SEVERAL)
+    data = make_level_rows(SEVERAL, levels, DESIGNS[design](*levels.shape, rng))
     state = fit_trees(SEVERAL, data, n_components=2)
     assert compute_nats(state.params, SEVERAL, data) >= compute_nats(truth, SEVERAL, data)
 
@@ -439,8 +408,8 @@ def test_a_single_tree_is_found_in_linked_forms(design: str) -> None:
     """Expected counts hardly show the edges of pairs that few rows observe."""
     sizes = (2, 3, 4) * 3
     truth, rng = draw_params(sizes, 1, seed=3), np.random.default_rng(3)
-    levels = join_planes(make_model(sizes).sample(truth, 2000, rng), sizes)
-    data = make_rows(sizes, levels, DESIGNS[design](*levels.shape, rng))
+    levels = join_planes(make_level_model(TreeMixture, sizes).sample(truth, 2000, rng), sizes)
+    data = make_level_rows(sizes, levels, DESIGNS[design](*levels.shape, rng))
     state = fit_trees(sizes, data, n_components=1)
     assert compute_nats(state.params, sizes, data) >= compute_nats(truth, sizes, data)
 
@@ -531,9 +500,9 @@ def test_components_of_a_sample_are_found() -> None:
     params = draw_params(BINARY, 2, seed=6)
     X = TreeMixture().sample(params, 20_000, np.random.default_rng(0))
     state = fit_trees(BINARY, DenseData(X), n_components=2, starts=5)
-    every = list_rows(BINARY)
-    expected = compute_joint(params, every).sum(axis=1)
-    found = compute_joint(state.params, every).sum(axis=1)
+    expected, found = (
+        enumerate_joint(own, BINARY).joint.sum(axis=1) for own in (params, state.params)
+    )
     assert scipy.special.rel_entr(expected, found).sum() < 0.005
 
 
@@ -582,7 +551,7 @@ def test_a_warm_start_of_strips_continues_with_the_tables_of_its_edges(
 ) -> None:
     monkeypatch.setattr(tree_mixture, "MAX_SQUARE_FEATURES", 5)
     levels, seen = draw_incomplete_rows(BINARY, 300)
-    data = make_rows(BINARY, levels, seen)
+    data = make_level_rows(BINARY, levels, seen)
     rows, model = make_memory_rows(data), TreeMixture(1, tol=1e-7)
     earlier = fit_model(model, rows, SERIAL)
     first = collect_first_statistics(model, rows, SERIAL, 0)

@@ -1,0 +1,110 @@
+"""The oracle of models of few features: sums of P(row, state) over all rows and hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from pipeline.data.features import Feature, split_into_planes
+from pipeline.models.structure import Structure
+from tests.support.strategies import DenseData
+
+Floats = NDArray[np.float64]
+Levels = NDArray[np.uint8]
+Mask = NDArray[np.bool_]
+
+
+def list_states(sizes: Sequence[int]) -> Levels:
+    """List all states of variables with these numbers of levels; the last changes fastest."""
+    return np.array([*product(*map(range, sizes))], np.uint8)
+
+
+@dataclass(frozen=True)
+class JointTable:
+    """P(x, z) of all rows x and hidden states z, up to a constant factor.
+
+    Attributes
+    ----------
+    rows
+        All rows, (n_rows, n_features).
+    joint
+        P(x, z), (n_rows, n_states).
+    """
+
+    rows: Levels
+    joint: Floats
+
+    def is_consistent(self, levels: Levels, seen: Mask) -> Mask:
+        """Return which rows have these levels where they were seen."""
+        return (self.rows[:, seen] == levels[seen]).all(axis=1)
+
+    def sum_states(self, levels: Levels, seen: Mask) -> Floats:
+        """Return P(seen levels, z), (n_states,)."""
+        found: Floats = self.joint[self.is_consistent(levels, seen)].sum(axis=0)
+        return found
+
+    def impute(self, levels: Levels, seen: Mask) -> Floats:
+        """Return P(x_i ≥ c | other seen levels) of each feature i and level c > 0."""
+        shares: list[float] = []
+        for i, own in enumerate(self.rows.T):
+            is_alike = self.is_consistent(levels, seen & (np.arange(len(seen)) != i))
+            weights = self.joint[is_alike].sum(axis=1)
+            above = own[is_alike, None] >= np.arange(1, own.max() + 1)
+            shares += (weights @ above / weights.sum()).tolist()
+        return np.array(shares)
+
+
+def check_rows(
+    table: JointTable, levels: Levels, seen: Mask, nats: Floats, codes: Floats, atol: float = 1e-12
+) -> None:
+    """Check log P(x) and P(z | x) of rows in which some levels were not seen."""
+    for row, mask, own_nats, own_codes in zip(levels, seen, nats, codes, strict=True):
+        expected = table.sum_states(row, mask)
+        np.testing.assert_allclose(own_nats, np.log(expected.sum()), rtol=0, atol=atol)
+        np.testing.assert_allclose(own_codes, expected / expected.sum(), rtol=0, atol=atol)
+
+
+def draw_incomplete_rows(sizes: Sequence[int], n_rows: int) -> tuple[Levels, Mask]:
+    """Draw rows with more and with fewer missing levels; the first has none, the second only these.
+
+    Returns the levels, and which were seen.
+    """
+    rng = np.random.default_rng(1)
+    shares = np.array([1.0, 0.0, *rng.uniform(0, 1, n_rows - 2)])
+    rows = list_states(sizes)
+    seen = rng.random((n_rows, len(sizes))) < shares[:, None]
+    return rows[rng.choice(len(rows), n_rows)], seen
+
+
+def make_level_rows(sizes: Sequence[int], levels: Levels, seen: Mask | None = None) -> DenseData:
+    """Make rows of planes from levels, and which were seen."""
+    planes = np.array(sizes) - 1
+    X = split_into_planes(levels, planes)
+    mask = None if seen is None else np.repeat(seen, planes, axis=1).astype(np.uint8)
+    return DenseData(X if mask is None else X * mask, mask)
+
+
+def make_level_structure(sizes: Sequence[int]) -> Structure:
+    """Make the structure of features f0, f1, … with these numbers of levels."""
+    levels = (tuple("0123456789"[:size]) for size in sizes)
+    return Structure(features=tuple(Feature(f"f{i}", own) for i, own in enumerate(levels)))
+
+
+def make_level_model(model: type[Any], sizes: Sequence[int], **settings: Any) -> Any:
+    """Make a model of features with these numbers of levels."""
+    return model(**settings).with_structure(make_level_structure(sizes))
+
+
+def compute_pair_dependence(rows: Levels, shares: Floats, i: int, j: int) -> tuple[float, float]:
+    """Return mutual information and correlation of two features of rows with these shares."""
+    pairs = np.zeros((rows[:, i].max() + 1, rows[:, j].max() + 1))
+    np.add.at(pairs, (rows[:, i], rows[:, j]), shares)
+    entropies = [scipy.stats.entropy(own) for own in (pairs.sum(0), pairs.sum(1), pairs.ravel())]
+    cov = np.cov(rows[:, [i, j]].T, aweights=shares, ddof=0)
+    return entropies[0] + entropies[1] - entropies[2], cov[0, 1] / np.sqrt(np.diag(cov).prod())
