@@ -142,6 +142,7 @@ def test_a_mixture_of_trees_is_better_than_a_mixture_of_independent_features() -
     assert score("plants", TreeMixture(20)).test > MIXTURE_OF_20["plants"][0] + 2
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("name", "least"), HIDDEN_TREES)
 def test_hidden_trees_are_as_good_as_others_found(name: str, least: float) -> None:
     """Published values are −5.999, −14.265 and −79.051; see `tests/reference`."""

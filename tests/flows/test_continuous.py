@@ -254,6 +254,7 @@ def test_measurements_that_cannot_be_used_are_named(plain_cli, people, tmp_path:
         assert "These features are constant: 'age'. Leave them out at ingest by --drop" in error
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("model", ["clipped-pca", "bernoulli-mixture"])
 def test_measurements_alone(plain_cli, people, tmp_path: Path, model: str) -> None:
     people[["age", "income"]].to_csv(tmp_path / "a.csv", index=False)
@@ -341,6 +342,7 @@ def test_all_features_with_levels_are_compared(plain_cli, people) -> None:
     assert "randomly chosen features" not in done.out
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("model_name", "setting"),
     [("blica", "regularization=50"), ("binary-ica-likelihood", "likelihood=ep")],

@@ -56,6 +56,7 @@ def test_edges_of_a_chain_have_the_information_of_its_errors(cli) -> None:
     assert parents.dropna().to_dict() == dict(zip(edges["feature"], edges["parent"], strict=True))
 
 
+@pytest.mark.matrix
 def test_edges_of_several_trees_of_levels(cli) -> None:
     rng = np.random.default_rng(1)
     answers = rng.normal(size=(400, 1)) + rng.normal(size=(400, 4))

@@ -311,7 +311,7 @@ def test_folds_and_nested_fits_keep_known_levels(cli, survey) -> None:
 
 
 def test_uses_of_known_levels_that_are_refused(cli, survey) -> None:
-    fit(cli, "--components", 1, "--output", "first")
+    fit(cli, "--components", 1, "--set", "max_iter=2", "--output", "first")
     Path("bank.csv").write_text("feature,slope,offset\nq1,1,\nq2,1,\nq3,1,\nb,1,0\nscore,9,50\n")
     line = ("transform", "--dataset", "d.zarr", "--items", "bank.csv", "--output", "z.csv")
     assert "has no offset of q1, but scores need all" in cli(*line).check_refused()

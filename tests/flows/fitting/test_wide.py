@@ -443,6 +443,7 @@ def take_foreign_pairs(artifact: Path) -> None:
     shutil.copytree(load_artifact("foreign").path / "pairs", artifact / "pairs")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("harm", "reason", "n_strips"),
     [

@@ -247,6 +247,7 @@ return [cells.length, cells.filter(isBroken).map(cell => cell.innerText)];
 """
 
 
+@pytest.mark.matrix
 def test_long_names_of_edges_are_not_broken_within_words(browser: Any, tmp_path: Path) -> None:
     X, _ = draw_probit_rows(300, 6, 1, seed=6)
     names = [
