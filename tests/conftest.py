@@ -153,7 +153,7 @@ def forget_test_models() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def object_server() -> Iterator[Callable[[str], StoreServer]]:
-    """Give the server of a scheme, which runs from then on for the session."""
+    """Return the server of a scheme, which runs from then on for the session."""
     pytest.importorskip("obstore")
     with ExitStack() as stack:
         yield lru_cache(lambda scheme: stack.enter_context(SERVERS[scheme]()))
@@ -253,7 +253,7 @@ class CommandResult:
         return self.err.strip().splitlines()[-1]
 
     def check_refused(self) -> str:
-        """Give the error line of a command that must have been refused, and print nothing."""
+        """Return the error line of a command that must have been refused without any output."""
         assert (self.code, self.out) == (2, ""), (self.code, self.out, self.err)
         assert "Traceback" not in self.err
         assert self.message.startswith("error: ")
@@ -285,7 +285,7 @@ def plain_cli(
 
 
 def _load_app(name: str) -> Any:
-    """Give the command line of `python -m flows.NAME`."""
+    """Return the command line of `python -m flows.NAME`."""
     module = f"flows.{name}"
     if importlib.import_module(module).__spec__.submodule_search_locations:
         module += ".__main__"

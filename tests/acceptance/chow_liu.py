@@ -13,7 +13,7 @@ Array = NDArray[np.float64]
 
 
 def log_likelihood(train: NDArray[np.uint8], test: NDArray[np.uint8]) -> float:
-    """Fit a tree to some rows; give the mean log-likelihood of others, nats a row."""
+    """Fit a tree to some rows; return the mean log-likelihood of others, nats a row."""
     joint = joint_shares(train)
     margins = np.stack([1 - np.diagonal(joint[1, 1]), np.diagonal(joint[1, 1])])
     parents = tree(information(joint, margins))
@@ -30,7 +30,7 @@ def log_likelihood(train: NDArray[np.uint8], test: NDArray[np.uint8]) -> float:
 
 
 def joint_shares(X: NDArray[np.uint8]) -> Array:
-    """Give P(x_i = a, x_j = b), (2, 2, n_features, n_features)."""
+    """Return P(x_i = a, x_j = b), (2, 2, n_features, n_features)."""
     x = X.astype(np.float64)
     both, ones = x.T @ x, x.sum(axis=0)
     only = ones[:, None] - both
@@ -39,13 +39,13 @@ def joint_shares(X: NDArray[np.uint8]) -> Array:
 
 
 def information(joint: Array, margins: Array) -> Array:
-    """Give the mutual information of pairs, nats, (n_features, n_features)."""
+    """Return the mutual information of pairs, nats, (n_features, n_features)."""
     apart = margins[:, None, :, None] * margins[None, :, None, :]
     return (joint * np.log(joint / apart)).sum(axis=(0, 1))
 
 
 def tree(weights: Array) -> NDArray[np.int32]:
-    """Give each feature's parent in the heaviest tree; the first has none, below 0."""
+    """Return each feature's parent in the heaviest tree; the first has none, below 0."""
     # As the sparse graph takes 0 for no edge, lengths begin above it.
     lengths = 1 + weights.max() - weights
     spanning = minimum_spanning_tree(lengths)

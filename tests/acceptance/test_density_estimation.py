@@ -65,7 +65,7 @@ class Score(NamedTuple):
 
 @lru_cache
 def split_bits(name: str, split: str) -> NDArray[np.uint8]:
-    """Give the rows of a split; every fifth is a test row of data without one."""
+    """Return the rows of a split; every fifth is a test row of data without one."""
     with np.load(find_shared_data(FILES.get(name, f"debd_{name}.npz"))) as saved:
         bits = np.unpackbits(saved["X"], axis=1)[:, : saved["shape"][1]]
         parts = saved["split"] if "split" in saved else 2 * (np.arange(len(bits)) % 5 == 4)
@@ -229,7 +229,7 @@ def test_a_number_chosen_by_rows_held_out_is_as_good_on_others(name: str, least:
 
 @lru_cache
 def bound(name: str, n_components: int | None) -> tuple[float, int]:
-    """Fit variationally; give the bound on training rows, and the number of traits."""
+    """Fit variationally; return the bound on training rows, and the number of traits."""
     model = LatentTrait(n_components, estimator="variational", constant_features="pin")
     state = fit_model(model, split_rows(name, "train"), ThreadsExecutor(2))
     return state.history[-1], state.params.weights.shape[1]

@@ -68,7 +68,7 @@ def first_runs(client: SyncPrefectClient) -> dict[str, FlowRun]:
 
 
 def completed(client: SyncPrefectClient, *flows: str) -> bool:
-    """Tell whether the first run of each of these is done; none may fail."""
+    """Return whether the first run of each of these is done; none may fail."""
     states = {flow: run.state_type for flow, run in first_runs(client).items()}
     assert not {StateType.FAILED, StateType.CRASHED} & set(states.values()), states
     return all(states.get(flow) == StateType.COMPLETED for flow in flows)

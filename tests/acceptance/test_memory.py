@@ -58,7 +58,7 @@ def peak_sizes(process: psutil.Process) -> dict[int, int]:
 
 
 def watched(name: str, *options: str) -> tuple[dict[str, Any], dict[int, int]]:
-    """Run a flow; give its summary, and the largest resident size of each of its processes."""
+    """Run a flow; return its summary, and the largest resident size of each of its processes."""
     command = [sys.executable, "-m", f"flows.{name}", *options, "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     peaks: dict[int, int] = {}

@@ -32,7 +32,7 @@ def dataset(whole: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def refused(cli, tmp_path):
-    """Call a command that must be refused and leave no new file; give its message."""
+    """Call a command that must be refused and leave no new file; return its message."""
 
     def call(name: str, *arguments: object) -> str:
         before = set(tmp_path.rglob("*"))

@@ -112,7 +112,7 @@ def test_the_table_tells_what_was_chosen(cli, whole):
 
 @pytest.fixture
 def refused(cli):
-    """Fit what must be refused before an artifact is written; give the message."""
+    """Fit what must be refused before an artifact is written; return the message."""
 
     def call(*arguments: object) -> str:
         done = cli("fit", *BLICA, *arguments)
@@ -186,7 +186,7 @@ def test_a_feature_that_varies_nowhere_is_named(refused, tmp_path):
 
 @pytest.fixture
 def warned(cli):
-    """Fit what is in doubt; give the warning with these words."""
+    """Fit what is in doubt; return the warning with these words."""
 
     def call(words: str, *arguments: object) -> str:
         done = cli("fit", *BLICA, *arguments, "--json")

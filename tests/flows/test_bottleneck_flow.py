@@ -54,7 +54,7 @@ def fits() -> dict[str, str]:
 
 @pytest.fixture
 def fitted(cli: Any, folder: Path, fits: dict[str, str]) -> Any:
-    """Call the command, once for each column; give the artifact."""
+    """Call the command, once for each column; return the artifact."""
 
     def call(column: str, data: str = "d.zarr") -> str:
         if column not in fits:

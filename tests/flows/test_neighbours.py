@@ -45,7 +45,7 @@ def short_runs(monkeypatch):
 
 @pytest.fixture
 def found(cli, folder):
-    """Call the command; give its summary."""
+    """Call the command; return its summary."""
 
     def call(*options: object) -> dict[str, Any]:
         done = cli(

@@ -272,7 +272,7 @@ def test_a_bad_value_names_the_url(cli, s3):
 
 @pytest.fixture
 def refused(cli):
-    """Call a command that must be refused in one line; give it."""
+    """Call a command that must be refused in one line; return it."""
 
     def call(*arguments: object) -> str:
         done = cli(*arguments)

@@ -46,7 +46,7 @@ print(json.dumps((told, [*sys.modules])))
 
 
 def called(*commands: tuple[str, ...], folder: Path) -> tuple[list[tuple[int, str, str]], set[str]]:
-    """Call commands in one process; give what each left, and what was imported of the dear.
+    """Call commands in one process; return what each left, and which costly modules were imported.
 
     What a command left is its exit code, its output and its last message.
     """

@@ -41,7 +41,7 @@ def short_runs(monkeypatch):
 
 @pytest.fixture
 def sampled(cli, fitted):
-    """Call the command; give the dataset."""
+    """Call the command; return the dataset."""
 
     def call(name: str, *options: object) -> BinaryDataset:
         given = ("--artifact", fitted(name), "--rows", 4000, "--output", "s.zarr")

@@ -82,7 +82,7 @@ def short_runs(monkeypatch):
 
 @pytest.fixture
 def transformed(cli, folder, artifact):
-    """Call the command; give its summary."""
+    """Call the command; return its summary."""
 
     def call(name: str, *options: object) -> dict[str, Any]:
         given = ("--dataset", folder / "d.zarr", "--artifact", artifact(name))
@@ -396,7 +396,7 @@ def test_ctrl_c_keeps_what_is_done(cli, folder, artifact, transformed, monkeypat
 
 @pytest.fixture
 def refused(cli, folder, artifact, tmp_path):
-    """Call the command, which must refuse and leave no new file; give its message."""
+    """Call the command, which must refuse and leave no new file; return its message."""
 
     def call(*options: object, **given: object) -> str:
         paths = {"dataset": folder / "d.zarr", "artifact": artifact("blica"), "output": "z.zarr"}

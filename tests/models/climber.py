@@ -74,7 +74,7 @@ class Climber(Model):
         return FeatureCounts.from_block(block)
 
     def objective(self, params: ClimberParams, statistics: FeatureCounts) -> float:
-        """Give the log-likelihood of a row with a pseudo-count of each value."""
+        """Return the log-likelihood of a row with a pseudo-count of each value."""
         observed, ones = pool_margins(statistics)
         nats = (ones + 1) * params.log_odds - (observed + 2) * np.logaddexp(0, params.log_odds)
         return float(nats.sum()) / statistics.n_rows

@@ -49,7 +49,7 @@ class CoderParams:
         return x
 
     def layer(self, k: int) -> tuple[Array, Array, Array]:
-        """Give one layer."""
+        """Return one layer."""
         return self.weights[k], self.biases[k], self.back[k]
 
     def with_layer(self, k: int, layer: tuple[Array, Array, Array]) -> CoderParams:
@@ -116,7 +116,7 @@ class Coder(Model):
         blocks: Callable[[], Iterator[BinaryBlock]],
         rng: RowRandom,
     ) -> Sums | None:
-        """Step through the rows; give the change of the layer times the rows."""
+        """Step through the rows; return the change of the layer times the rows."""
         k, rate, flips = int(working["layer"]), float(working["rate"]), rng.stream("flips")
         n_rows, objective, now = 0, 0.0, params.layer(k)
         portions = iter_shuffled_rows(blocks(), self.batch, rng)
@@ -170,7 +170,7 @@ class Coder(Model):
     def transform(
         self, params: CoderParams, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
-        """Give the units of the last layer."""
+        """Return the units of the last layer."""
         x, mask = block.unpack_values().astype(np.float64), block.unpack_mask()
         x = x if mask is None else np.where(mask, x, 0.5)
         # Row by row: products of matrices round by the number of rows.

@@ -107,18 +107,18 @@ class Labelled(Model):
     def transform(
         self, params: LabelledParams, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
-        """Give P(y | x)."""
+        """Return P(y | x)."""
         return {"mean": np.exp(log_softmax(_joint(params, block), axis=1))}
 
     def log_likelihood(
         self, params: LabelledParams, block: BinaryBlock, rng: RowRandom
     ) -> LogLikelihood:
-        """Give log P(x)."""
+        """Return log P(x)."""
         return LogLikelihood(logsumexp(_joint(params, block), axis=1), np.zeros(block.n_samples))
 
 
 def _joint(params: LabelledParams, block: BinaryBlock) -> Array:
-    """Give log P(x, y), (n_samples, n_classes), by sums that no other row changes."""
+    """Return log P(x, y), (n_samples, n_classes), by sums that no other row changes."""
     X, mask = block.unpack_values(), block.unpack_mask()
     p = params.probabilities
     each = np.where(X[:, None], np.log(p), np.log1p(-p))

@@ -115,7 +115,7 @@ class Neighbours(Model):
         return replace(state, params=params, diagnostics={"n_components": shares.shape[1]})
 
     def _shares(self, bits: Bits, observed: Bits) -> NDArray[np.float64]:
-        """Give the share of ones in each group of features, (n_rows, n_components)."""
+        """Return the share of ones in each group of features, (n_rows, n_components)."""
         X, mask = (np.unpackbits(a, axis=1, bitorder="little") for a in (bits, observed))
         q = self.n_components or 2
         groups = [slice(c, None, q) for c in range(q)]
@@ -125,7 +125,7 @@ class Neighbours(Model):
     def transform(
         self, params: NeighboursParams, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
-        """Give the mean of what was smoothed over the nearest training rows."""
+        """Return the mean of what was smoothed over the nearest training rows."""
         places = np.arange(len(params.bits))
         none = np.full((block.n_samples, self.k), FAR)
         training = (params.bits, params.observed, places)
@@ -134,7 +134,7 @@ class Neighbours(Model):
 
 
 def rows_in_bytes(block: BinaryBlock) -> tuple[Bits, Bits]:
-    """Give a block's bits and what was observed, (n_samples, n_bytes) each."""
+    """Return a block's bits and what was observed, (n_samples, n_bytes) each."""
     X, mask = block.unpack_values(), block.unpack_mask()
     observed = np.ones_like(X) if mask is None else mask
     ones, seen = (np.packbits(a, axis=1, bitorder="little") for a in (X & observed, observed))
@@ -157,7 +157,7 @@ def merged(nearest: Keys, bits: Bits, observed: Bits, other: Bits, seen: Bits, r
 
 
 def mean_of(values: NDArray[np.float64], nearest: Keys, rows: Keys) -> NDArray[np.float64]:
-    """Give the mean value of the nearest rows; fewer where there are not so many."""
+    """Return the mean value of the nearest rows; fewer where there are not so many."""
     there = nearest != FAR
     places = np.where(there, np.searchsorted(rows, nearest & ((1 << _ROW_BITS) - 1)), 0)
     chosen = np.where(there[:, :, None], values[places], 0.0)

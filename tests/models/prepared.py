@@ -91,7 +91,7 @@ class PreparedMixture(BernoulliMixture):
     def log_likelihood(
         self, params: PreparedParams, block: BinaryBlock, rng: RowRandom
     ) -> LogLikelihood:
-        """Give log P(x) by the estimate of log Z."""
+        """Return log P(x) by the estimate of log Z."""
         found = super().log_likelihood(params, block, rng)
         assert params.log_z is not None
         assert params.log_z_error is not None
@@ -112,7 +112,7 @@ class _Draw:
 
 
 def _typed(state: FitState) -> FitState:
-    """Give parameters the class that has room for log Z."""
+    """Return the parameters in the class that has a field for log Z."""
 
     def one(params: Any) -> PreparedParams:
         kept = {f.name: getattr(params, f.name) for f in fields(BernoulliMixtureParams)}

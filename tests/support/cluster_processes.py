@@ -27,7 +27,7 @@ def write_certificates(folder: Path, age: timedelta = timedelta(hours=1)) -> Pat
 
 
 def make_tls_options(folder: Path) -> list[str]:
-    """What a command is told of certificates."""
+    """Return the options that name certificates."""
     files = {"--tls-ca": CA_FILE, "--tls-cert": CERTIFICATE_FILE, "--tls-key": KEY_FILE}
     return [word for option, name in files.items() for word in (option, str(folder / name))]
 
@@ -57,7 +57,7 @@ def run_command(*command: str, **environment: str) -> Iterator[subprocess.Popen[
 
 @contextmanager
 def start_scheduler(folder: Path, tls: Path | None = None) -> Iterator[str]:
-    """Start `dask scheduler` on loopback and give its address."""
+    """Start `dask scheduler` on loopback and return its address."""
     file = folder / "scheduler.json"
     loopback = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard"]
     options = [*loopback, "--scheduler-file", str(file), *(_make_dask_options(tls) if tls else [])]

@@ -54,7 +54,7 @@ class LoggedReader(ChunkReader):
 
 @dataclass(frozen=True)
 class EndlessTask:
-    """Gives back numbers below 1 at once; with others it goes on until nobody wants the result."""
+    """Returns numbers below 1 at once; with others it goes on until the task is cancelled."""
 
     log: str
 
@@ -73,6 +73,6 @@ class EndlessTask:
         return Path(f"{self.log}-{what}-{number}")
 
     def list_numbers(self, what: str) -> set[str]:
-        """Tell which numbers began or ended."""
+        """Return the numbers that began or ended."""
         pattern = self.mark_path(what, "*")
         return {found.name.rpartition("-")[2] for found in pattern.parent.glob(pattern.name)}

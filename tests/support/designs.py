@@ -26,7 +26,7 @@ def lose_at_random(n_rows: int, n_features: int, rng: np.random.Generator) -> Ma
 
 
 def link_by_rows(n_rows: int, n_features: int, rng: np.random.Generator, share: float) -> Mask:
-    """Give two forms of half of the features each; a share of the rows answers both."""
+    """Observe one of two forms, half of the features each; a share of the rows observes both."""
     n_links = max(1, round(share * n_rows))
     is_linking = np.arange(n_rows) >= n_rows - n_links
     is_first = np.arange(n_rows) < (n_rows - n_links) // 2
@@ -35,7 +35,7 @@ def link_by_rows(n_rows: int, n_features: int, rng: np.random.Generator, share: 
 
 
 def link_by_features(n_rows: int, n_features: int, rng: np.random.Generator, n_links: int) -> Mask:
-    """Give two forms of half of the features each, and to all rows some features of the middle."""
+    """Observe one of two forms, half of the features each, and in all rows some middle features."""
     is_first = np.arange(n_rows) < n_rows // 2
     place = np.arange(n_features)
     in_first = place < n_features // 2
@@ -44,7 +44,7 @@ def link_by_features(n_rows: int, n_features: int, rng: np.random.Generator, n_l
 
 
 def link_in_chain(n_rows: int, n_features: int, rng: np.random.Generator, n_forms: int) -> Mask:
-    """Give forms of which each shares one feature with the next."""
+    """Observe one of several forms, each of which shares one feature with the next."""
     starts = np.linspace(0, n_features - 1, n_forms + 1).astype(int)
     form = np.arange(n_rows) * n_forms // n_rows
     place = np.arange(n_features)
@@ -52,7 +52,7 @@ def link_in_chain(n_rows: int, n_features: int, rng: np.random.Generator, n_form
 
 
 def link_in_ring(n_rows: int, n_features: int, rng: np.random.Generator, n_forms: int) -> Mask:
-    """Give forms that each consist of two adjacent parts of the features, in a ring."""
+    """Observe one of several forms: two adjacent parts of the features, in a ring."""
     part = np.arange(n_features) * n_forms // n_features
     form = (np.arange(n_rows) * n_forms // n_rows)[:, None]
     return (part == form) | (part == (form + 1) % n_forms)

@@ -190,7 +190,7 @@ def iter_codes_uses(path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def run_or_refuse(use: Callable[[], Any]) -> tuple[Any, str]:
-    """Give what came of a use, or the line in which it was refused, with exit code 2."""
+    """Return the result of a use, or the line in which it was refused with exit code 2."""
     try:
         return use(), ""
     except Exception as error:
@@ -205,14 +205,14 @@ def run_or_refuse(use: Callable[[], Any]) -> tuple[Any, str]:
 
 
 def is_same_result(found: Any, expected: Any) -> bool:
-    """Tell whether results are equal; arrays that are not there are none."""
+    """Return whether results are equal; arrays that are not there are none."""
     if isinstance(found, dict):
         return bool(found) and found.items() <= expected.items()
     return bool(found == expected)
 
 
 def is_about_unfitted(found: Any) -> bool:
-    """Tell whether a result says that it is of segments, or labels, that were not fitted."""
+    """Return whether a result says that it is of segments, or labels, that were not fitted."""
     return "segments that were not fitted" in str(found) or "that was not fitted" in str(found)
 
 

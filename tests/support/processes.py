@@ -36,7 +36,7 @@ class CommandProcess:
         return self.process.pid
 
     def wait(self) -> tuple[int, str]:
-        """Wait for it; give its exit code and its last line on standard error."""
+        """Wait for it; return its exit code and its last line on standard error."""
         try:
             code = self.process.wait(_SECONDS)
         finally:
@@ -97,7 +97,7 @@ def wait_for_file(process: subprocess.Popen[bytes], folder: Path, pattern: str) 
 def run_fit_until(
     stage: str, arguments: Sequence[str], then: Callable[[subprocess.Popen[bytes]], object]
 ) -> int:
-    """Start a fit in this folder, act once it has left this stage's file; give its exit code."""
+    """Start a fit in this folder, act once it has left this stage's file; return its exit code."""
     process = subprocess.Popen([sys.executable, "-m", "flows.fit", *arguments])
     wait_for_file(process, Path("runs"), f"*/.unfinished/*/{stage}")
     then(process)

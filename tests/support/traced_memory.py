@@ -18,7 +18,7 @@ def start_tracing_process() -> ProcessPoolExecutor:
 
 
 def measure_peak_memory(function: Callable[..., Any], *arguments: Any) -> tuple[Any, int]:
-    """Give a function's result and the bytes it needed at most; call it in a tracing process."""
+    """Return a function's result and the bytes it needed at most; call it in a tracing process."""
     tracemalloc.reset_peak()
     before = tracemalloc.get_traced_memory()[0]
     result = function(*arguments)

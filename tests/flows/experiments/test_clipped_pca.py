@@ -53,7 +53,7 @@ def finished(prefect_server: None, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture
 def refused(call: Call, tmp_path: Path) -> Callable[..., str]:
-    """Call what must be refused in one line, the last, and leave no file; give that line."""
+    """Call what must be refused in one line, the last, and leave no file; return that line."""
 
     def called(*arguments: object) -> str:
         before = set(tmp_path.rglob("*"))

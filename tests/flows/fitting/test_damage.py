@@ -49,7 +49,7 @@ def arrays_of(artifact: str) -> dict[str, bytes]:
 
 @pytest.fixture
 def fitted(cli, tmp_path):
-    """Fit; give the artifact."""
+    """Fit; return the artifact."""
 
     def call(dataset: Path, *options: object) -> str:
         done = cli("fit", "--dataset", dataset, "--no-report", *options, "--json")

@@ -60,7 +60,7 @@ def counted(
     tiles: tuple[Tile | None, ...] = (None,),
     what: str = "pairs",
 ) -> tuple[dict[str, bytes], int]:
-    """Count pairs by segment; give the bytes, and how many chunks were read, once or more."""
+    """Count pairs by segment; return the bytes, and how many chunks were read, once or more."""
     log.write_text("")
     clear_chunk_cache()
     reader = LoggedReader(str(dataset.path), dataset.digest, split, log=str(log))

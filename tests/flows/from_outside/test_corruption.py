@@ -33,7 +33,7 @@ def files(folder: AnyPath) -> list[Any]:
 
 
 def damage(folder: AnyPath, rng: random.Random) -> tuple[str, dict[Any, bytes]]:
-    """Damage one file or exchange two; give what was done, and what they held."""
+    """Damage one file or exchange two; return a description, and the former contents."""
     found = files(folder)
     path, other = rng.choice(found), rng.choice(found)
     how, before = rng.choice(FAULTS), {path: path.read_bytes(), other: other.read_bytes()}
@@ -54,7 +54,7 @@ def damage(folder: AnyPath, rng: random.Random) -> tuple[str, dict[Any, bytes]]:
 def check_damage(
     folder: AnyPath, use: Callable[[], Any], number: int, renew: Callable[[], Any] | None = None
 ) -> int:
-    """Damage files, one after the other; give how often that was told."""
+    """Damage files, one after the other; return how often that was reported."""
     rng, told, expected = random.Random(7), 0, use()
     for k in range(number):
         if renew is not None:

@@ -61,7 +61,7 @@ def results(kind: str, made: Workspace, out: Path) -> Iterator[tuple[str, Any, s
 
 
 def check_mutations(kind: str, made: Workspace, number: int, seed: int) -> int:
-    """Give how many were refused by at least one use."""
+    """Return how many were refused by at least one use."""
     folder, rng, inputs = folder_of(kind, made), random.Random(seed), {*made.folder.rglob("*")}
     whole, root = load_manifest(folder), made.folder.parent
     expected = {name: found for name, found, _ in results(kind, made, root / "out")}

@@ -62,7 +62,7 @@ NAMES = "return [...document.querySelectorAll('[role=img], img')].map(e => e.ari
 
 
 def show(browser: Any, page: Path, width: int, scheme: str = "light") -> None:
-    """Open a page as a screen of this width shows it, and give it time to be drawn."""
+    """Open a page as a screen of this width shows it, and wait until it is drawn."""
     browser.get("about:blank")
     for log in ("browser", "performance"):
         browser.get_log(log)

@@ -69,7 +69,7 @@ def healthy(url: str) -> bool:
 
 
 def until(holds: Callable[[], Any], seconds: float = 600) -> Any:
-    """Wait for something to hold, and give it."""
+    """Wait for something to hold, and return it."""
     deadline = time.monotonic() + seconds
     while not (found := holds()):
         assert time.monotonic() < deadline
@@ -100,7 +100,7 @@ def press(browser: Any, name: str) -> None:
 
 
 def has_much_to_see(browser: Any) -> bool:
-    """Tell whether a screenshot is more than a page of one colour."""
+    """Return whether a screenshot is more than a page of one colour."""
     image = Image.open(BytesIO(browser.get_screenshot_as_png())).convert("L")
     values, counts = np.unique(np.asarray(image), return_counts=True)
     return len(values) > 20 and counts.max() < 0.99 * counts.sum()

@@ -67,7 +67,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture
 def refused(cli, dataset, tmp_path):
-    """Fit on a cluster that must be refused before any work; give the message."""
+    """Fit on a cluster that must be refused before any work; return the message."""
 
     def call(address: str, *options: object) -> str:
         done = cli("fit", "--dataset", dataset, "--cluster", address, *options)

@@ -55,7 +55,7 @@ def draw_row_weights(
 
 
 def weigh(block: BinaryBlock, draw: st.DataObject) -> BinaryBlock:
-    """Give the rows of a block weights, or not."""
+    """Draw weights of the rows of a block, or none."""
     if not draw.draw(st.booleans()):
         return block
     return replace(block, weights=draw_row_weights(draw, block.n_samples), weight_unit=0.5)

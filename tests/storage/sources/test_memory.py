@@ -43,7 +43,7 @@ def fresh_arrow_pool():
 
 
 def count_rows(path):
-    """Read a file; give its rows and the peak of Arrow's memory."""
+    """Read a file; return its rows and the peak of Arrow's memory."""
     with fresh_arrow_pool() as pool:
         return sum(
             len(batch.X) for batch in open_source(str(path)).iter_batches()

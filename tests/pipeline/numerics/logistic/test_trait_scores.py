@@ -141,7 +141,7 @@ def test_a_posterior_with_all_mass_on_one_point_has_finite_scores() -> None:
 
 
 def crossed(nodes: Nodes, times: int) -> Nodes:
-    """Give the nodes of several pairs of components."""
+    """Return the nodes of several pairs of components."""
     found = nodes
     for _ in range(times - 1):
         old, new = np.divmod(np.arange(len(found.points) * len(nodes.points)), len(nodes.points))

@@ -204,7 +204,9 @@ def test_a_row_does_not_depend_on_its_batch(seed, cuts):
 
 POSTERIORS = """
 import hashlib
-from tests.pipeline.numerics.probit.test_expectation_propagation import *
+from tests.pipeline.numerics.probit.test_expectation_propagation import (
+    probit_posterior, random_problem
+)
 posterior = probit_posterior(*random_problem(1, 2000, 64, 7))
 print(hashlib.sha256(b"".join(values.tobytes() for values in posterior)).hexdigest())
 """

@@ -100,8 +100,11 @@ def test_other_rows_change_nothing_but_rounding():
 @pytest.mark.matrix
 def test_wide_rows_do_not_compile_the_full_method():
     script = """
+import numpy as np
 from pipeline.numerics.probit import expectation_propagation
-from tests.pipeline.numerics.probit.test_wide_rows import *
+from tests.pipeline.numerics.probit.test_wide_rows import (
+    low_rank_model, probit_codes, rows_of, standard
+)
 rng = np.random.default_rng(0)
 weights, offsets = low_rank_model(rng, 1000, 3)
 probit_codes(rows_of(rng, weights, offsets, 4), weights, offsets, *standard(3))
