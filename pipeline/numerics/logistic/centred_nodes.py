@@ -49,12 +49,12 @@ axis and 2 or 3 components, and by a tenth of that with every 2 more; with 7, 15
 one component by up to 0.9, 1e-2 and 1e-5.
 """
 _BATCH_ENTRIES = 2**16  # items, rows and nodes: 512 KiB, half of a usual L2 cache
-_LANES, _MAX_LANES = 8, 64  # multiples of the widest vectors
+LANES, _MAX_LANES = 8, 64  # multiples of the widest vectors
 _MAX_STEPS, _MIN_GAIN = 30, 1e-2  # of Newton's method; nats
 _MAX_DISTANCE = 1.0  # of the last step of Newton's method, in standard deviations
 
 
-class _Batch(NamedTuple):
+class RowLanes(NamedTuple):
     """Rows side by side, padded with rows of weight 0; 0 where a value is missing."""
 
     n_rows: int
@@ -107,12 +107,12 @@ def centred_e_step(
     moments, log_likelihood = np.zeros((q + 1, q + 1)), 0.0
     j, k = np.triu_indices(q + 1)
     free = np.column_stack([weights, offsets])
-    n_lanes = _BATCH_ENTRIES // (len(z) * n_features) // _LANES * _LANES
-    n_lanes = min(max(n_lanes, _LANES), _MAX_LANES)
+    n_lanes = _BATCH_ENTRIES // (len(z) * n_features) // LANES * LANES
+    n_lanes = min(max(n_lanes, LANES), _MAX_LANES)
     x, log_mass = np.ones((q + 1, len(z), n_lanes)), np.empty((len(z), n_lanes))
     sigma = np.empty((n_features, len(z) * n_lanes))
     slopes = np.empty_like(sigma)
-    for batch in _iter_batches(X, observed, own_weights, n_lanes):
+    for batch in iter_row_batches(X, observed, own_weights, n_lanes):
         linear = free.T @ batch.ones
         if row_means is not None:
             # The log density of the prior N(m, I) is that of N(0, I) plus m·x − ½ m·m.
@@ -147,9 +147,10 @@ def centred_e_step(
     return NewtonStatistics(gradient, curvature, moments, log_likelihood, 0, codes)
 
 
-def _iter_batches(
+def iter_row_batches(
     X: Bits, observed: Bits | None, row_weights: Floats, n_lanes: int
-) -> Iterator[_Batch]:
+) -> Iterator[RowLanes]:
+    """Yield rows in batches of `n_lanes`."""
     for start in range(0, len(X), n_lanes):
         check_cancelled()
         rows = slice(start, min(start + n_lanes, len(X)))
@@ -158,27 +159,37 @@ def _iter_batches(
         ones[:, :n_rows] = X[rows].T
         mask[:, :n_rows] = 1.0 if observed is None else observed[rows].T
         ones *= mask
-        yield _Batch(n_rows, np.pad(row_weights[rows], (0, n_lanes - n_rows)), ones, mask, rows)
+        yield RowLanes(n_rows, np.pad(row_weights[rows], (0, n_lanes - n_rows)), ones, mask, rows)
 
 
-def _find_modes(batch: _Batch, weights: Floats, offsets: Floats, linear: Floats) -> _Laplace:
+def _find_modes(batch: RowLanes, weights: Floats, offsets: Floats, linear: Floats) -> _Laplace:
     """Approximate each posterior at its mode by Newton's method.
 
     The mean is one step beyond the mode, unless very steep items keep the method from converging.
     """
     q, n_lanes = weights.shape[1], batch.ones.shape[1]
     mean, root = np.empty((q, n_lanes)), np.zeros((q, q, n_lanes))
-    fill_laplace(batch.mask, weights, offsets, linear, mean, root)
+    newton = (_MAX_STEPS, _MIN_GAIN, _MAX_DISTANCE)
+    fill_laplace(batch.mask, weights, offsets, linear, *newton, mean, root)
     return _Laplace(mean, root)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def fill_laplace(
-    mask: Floats, weights: Floats, offsets: Floats, linear: Floats, mean: Floats, root: Floats
+    mask: Floats,
+    weights: Floats,
+    offsets: Floats,
+    linear: Floats,
+    max_steps: int,
+    min_gain: float,
+    max_distance: float,
+    mean: Floats,
+    root: Floats,
 ) -> None:
-    """Compute the mean, (q, n_lanes), and the root of the covariance, (q, q, n_lanes).
+    """Compute the mean, (q, n_lanes), and a root of the covariance, (q, q, n_lanes).
 
-    `linear` is Σ_i t_i (w_i, b_i), (q + 1, n_lanes).
+    `linear` is Σ_i t_i (w_i, b_i), (q + 1, n_lanes). Newton's method stops where a step gains less
+    than `min_gain` nats. The mean is one step beyond, if that is shorter than `max_distance`.
     """
     wide_vectors()
     q, n_lanes = mean.shape
@@ -188,7 +199,7 @@ def fill_laplace(
     value, gain = np.full(n_lanes, -np.inf), np.full(n_lanes, np.inf)
     reached, product, eta, excess = np.empty((4, n_lanes))
     mode = np.zeros((q, n_lanes))
-    for _ in range(_MAX_STEPS):
+    for _ in range(max_steps):
         for d in range(q):
             for lane in range(n_lanes):
                 trial[d, lane] = mode[d, lane] + step[d, lane]
@@ -197,7 +208,7 @@ def fill_laplace(
         )
         is_active = False
         for lane in range(n_lanes):
-            if gain[lane] < _MIN_GAIN:
+            if gain[lane] < min_gain:
                 continue
             total = reached[lane] + linear[q, lane]
             for d in range(q):
@@ -210,7 +221,7 @@ def fill_laplace(
                 gain[lane] = _solve_lane(precision, lane, lower, newton)
                 for d in range(q):
                     step[d, lane] = newton[d]
-                is_near = gain[lane] < _MAX_DISTANCE**2
+                is_near = gain[lane] < max_distance**2
                 for d in range(q):
                     mean[d, lane] = mode[d, lane] + (newton[d] if is_near else 0.0)
                 _invert_factor(lower, root, lane)
@@ -218,7 +229,7 @@ def fill_laplace(
                 gain[lane] *= 0.5
                 for d in range(q):
                     step[d, lane] *= 0.5
-            is_active |= gain[lane] >= _MIN_GAIN
+            is_active |= gain[lane] >= min_gain
         if not is_active:
             break
 

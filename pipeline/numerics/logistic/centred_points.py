@@ -22,13 +22,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache, reduce
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import scipy
 from numba import njit
 from numpy.typing import NDArray
 
+from pipeline.numerics.logistic.centred_nodes import LANES, fill_laplace, iter_row_batches
 from pipeline.numerics.logistic.latent_nodes import gauss_hermite
 from pipeline.numerics.logistic.logistic_lanes import (
     FACTORS_PER_LOG,
@@ -64,7 +65,8 @@ _PROPOSAL_STRETCH, _PRIOR_SHARE = 1.2, 0.1  # of the Gaussian; share of draws fr
 _POINT_SPREAD, _MAX_POINT_SPREAD = 3.0, 3.0  # c β, and the largest c
 _BATCH_ENTRIES = 2**19  # coordinates of points: 4 MiB
 EDGE_REACH = 5.0  # standard deviations within which an edge matters
-_MAX_STEPS, _MIN_GAIN = 50, 1e-8  # of Newton's method; nats
+_MAX_STEPS, _MIN_GAIN = 100, 1e-8  # of Newton's method; nats
+_MODE_LANES = 4 * LANES
 
 
 class RowGaussians(NamedTuple):
@@ -248,10 +250,20 @@ def find_posterior_modes(
 
     `row_means` are the means of the priors, (n_samples, q), or all 0.
     """
-    n, q = len(X), items.weights.shape[1]
-    means = np.zeros((n, q)) if row_means is None else row_means
-    gaussians = RowGaussians(means.copy(), np.empty((n, q, q)))
-    fill_modes(X, _full_mask(X, observed), *items, means, *gaussians)
+    (n, q), weight = (len(X), items.weights.shape[1]), np.ones(len(X))
+    gaussians = RowGaussians(np.empty((n, q)), np.empty((n, q, q)))
+    free = np.column_stack(items)
+    mean, root = np.empty((q, _MODE_LANES)), np.zeros((q, q, _MODE_LANES))
+    for batch in iter_row_batches(X, observed, weight, _MODE_LANES):
+        linear = free.T @ batch.ones
+        if row_means is not None:  # see `centred_e_step`
+            means = row_means[batch.rows].T
+            linear[:q, : batch.n_rows] += means
+            linear[q, : batch.n_rows] -= 0.5 * (means**2).sum(axis=0)
+        fill_laplace(batch.mask, *items, linear, _MAX_STEPS, _MIN_GAIN, 0.0, mean, root)
+        own = root[:, :, : batch.n_rows]
+        gaussians.mean[batch.rows] = mean[:, : batch.n_rows].T
+        gaussians.covariance[batch.rows] = np.einsum("acn,bcn->nab", own, own)
     return gaussians
 
 
@@ -580,20 +592,6 @@ def _multiply_factors(eta: Floats, scores: Floats, product: Floats) -> None:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _log_conditional(t: Bits, observed: Bits, weights: Floats, offsets: Floats, x: Floats) -> float:
-    """Return log P(t | x) at one point."""
-    total = 0.0
-    for i in range(len(t)):
-        if observed[i]:
-            eta = offsets[i]
-            for k in range(len(x)):
-                eta += weights[i, k] * x[k]
-            eta = eta if t[i] else -eta
-            total += min(eta, 0.0) - math.log1p(math.exp(-abs(eta)))
-    return total
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
 def _moments_by_share(shares: Floats, x: Floats, mean: Floats, covariance: Floats) -> None:
     """Compute the mean and covariance of points with these shares."""
     mean[:], covariance[:] = 0.0, 0.0
@@ -608,78 +606,3 @@ def _moments_by_share(shares: Floats, x: Floats, mean: Floats, covariance: Float
     for k in range(len(mean)):
         for j in range(k):
             covariance[j, k] = covariance[k, j]
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def fill_modes(
-    X: Bits,
-    observed: Bits,
-    weights: Floats,
-    offsets: Floats,
-    row_means: Floats,
-    mode: Floats,
-    covariance: Floats,
-) -> None:
-    """Compute modes, starting from the given ones, and covariances."""
-    q = mode.shape[1]
-    gradient, precision = np.empty(q), np.empty((q, q))
-    for n in range(len(X)):
-        row = (X[n], observed[n], weights, offsets, row_means[n])
-        for _ in range(_MAX_STEPS):
-            _fill_derivatives(*row, mode[n], gradient, precision)
-            step = np.linalg.solve(precision, gradient)
-            gain = (step * gradient).sum()
-            if gain < _MIN_GAIN:
-                break
-            mode[n] = _backtrack_step(*row, mode[n], step, gain)
-        covariance[n] = np.linalg.inv(precision)
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _backtrack_step(
-    t: Bits,
-    observed: Bits,
-    weights: Floats,
-    offsets: Floats,
-    prior: Floats,
-    x: Floats,
-    step: Any,
-    gain: float,
-) -> Any:
-    """Shorten a step until the posterior rises by a share of what its gradient predicts."""
-    start = _log_conditional(t, observed, weights, offsets, x) - 0.5 * ((x - prior) ** 2).sum()
-    size = 1.0
-    while size > 1e-6:
-        trial = x + size * step
-        reached = _log_conditional(t, observed, weights, offsets, trial)
-        reached -= 0.5 * ((trial - prior) ** 2).sum()
-        if reached >= start + 1e-4 * size * gain:
-            return trial
-        size *= 0.5
-    return x
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _fill_derivatives(
-    t: Bits,
-    observed: Bits,
-    weights: Floats,
-    offsets: Floats,
-    prior: Floats,
-    x: Floats,
-    gradient: Floats,
-    precision: Floats,
-) -> None:
-    """Compute the gradient of log p(x | t) and minus its Hessian; x has the prior N(prior, I)."""
-    gradient[:] = prior - x
-    precision[:] = np.eye(len(x))
-    for i in range(len(t)):
-        if observed[i]:
-            eta = offsets[i]
-            for k in range(len(x)):
-                eta += weights[i, k] * x[k]
-            p = 1 / (1 + math.exp(-eta))
-            for k in range(len(x)):
-                gradient[k] += (t[i] - p) * weights[i, k]
-                for j in range(len(x)):
-                    precision[k, j] += p * (1 - p) * weights[i, k] * weights[i, j]

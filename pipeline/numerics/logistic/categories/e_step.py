@@ -103,7 +103,7 @@ def sum_level_statistics(
     Parameters
     ----------
     X, observed, items, row_means
-        As for `compute_level_posterior`.
+        As for `compute_row_posterior`.
     nodes
         The nodes of rows that they suit.
     row_weights

@@ -319,7 +319,7 @@ def sum_level_scores(
     Parameters
     ----------
     X, observed
-        As for `compute_level_posterior`.
+        As for `compute_row_posterior`.
     items, nodes
         The items, and nodes of the prior of the traits.
     posterior
