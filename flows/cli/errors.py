@@ -10,68 +10,45 @@ import errno
 import logging
 import shlex
 from collections.abc import Iterable
+from dataclasses import fields
 
 from pipeline.errors import ClusterLost, FitError, spell_parameters
 from storage.errors import DataError, is_out_of_memory
 
 _DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-OPTIONS = frozenset(
-    (
-        *(
-            "absent_chunks",
-            "absent_features",
-            "append",
-            "artifact",
-            "cluster",
-            "codes",
-            "collapse",
-            "components",
-            "dataset",
-        ),
-        *("continuous", "correction", "covariates", "cut", "outcomes"),
-        *("dif", "dif_purify", "dif_test", "drift_limit", "drop", "drop_constant", "duplicates"),
-        *(
-            "executor",
-            "encoding",
-            "features",
-            "folds",
-            "genotypes",
-            "given",
-            "group",
-            "host",
-            "image_shape",
-            "impute",
-            "insecure",
-        ),
-        *("items", "keep", "label", "layers", "levels", "likelihood_ratio", "link_to", "long"),
-        *("map", "memory", "merge_by", "missing", "model", "names", "new", "new_features", "no"),
-        *("joint", "of"),
-        *("ordinal", "orient", "output", "overwrite", "pattern", "performance_report"),
-        *("person_fit", "psu", "queries"),
-        *("reconstruct", "resume", "rows", "seed", "segment_by", "segments", "set"),
-        *("skip_corrupt", "split", "split_by", "standardize", "threshold", "tls_ca"),
-        *("tls_cert", "tls_key", "truth", "warm_start", "weight", "weights", "what"),
-        *("worker_memory", "worker_timeout", "workers", "yes"),
-    )
-)
-"""Parameters with an option of their own; all others are settings of models.
-
-`items` is both: a kind of items, which has a value in messages, is a setting.
-"""
 _OTHER_NAMES = {"segment": "segment_by"}
 """Python's names of parameters whose option has another name."""
 _SEGMENT_OPTIONS = "ingest --segment-by COLUMN or --segments N"
 
 
 def spell_option(name: str, value: str | None) -> str:
-    """Spell a parameter as an option: `--segment-by COLUMN`, `--set repair=nearest`."""
+    """Spell a parameter as an option: `--segment-by COLUMN`, `--set repair=nearest`.
+
+    `items` is both an option and a setting: a kind of items, which has a value in messages.
+    """
     if name == "segment" and value is None:
         return _SEGMENT_OPTIONS
     name = _OTHER_NAMES.get(name, name)
-    if name not in OPTIONS or (name == "items" and value is not None):
+    if (name == "items" and value is not None) or _is_setting(name):
         return f"--set {name}" if value is None else f"--set {name}={shlex.quote(value)}"
     option = f"--{name.replace('_', '-')}"
     return option if value is None else f"{option} {shlex.quote(value)}"
+
+
+def _is_setting(name: str) -> bool:
+    """Return whether a parameter is a setting of a model and has no option of its own.
+
+    The model that a message is about was imported.
+    """
+    from pipeline.fitting.prepare import FitRequest  # slow to import
+    from pipeline.models.base import Model
+
+    if any(name in own.metadata.get("options", [own.name]) for own in fields(FitRequest)):
+        return False
+    kinds: list[type] = [Model]
+    for kind in kinds:  # which grows
+        kinds += kind.__subclasses__()
+    return any(name in getattr(kind, "__dataclass_fields__", ()) for kind in kinds)
 
 
 def format_error(error: BaseException) -> str:

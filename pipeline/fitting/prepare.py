@@ -68,17 +68,13 @@ class PatternTable(NamedTuple):
     source: str
 
 
-def _named(default: Any, *, estimator: str) -> Any:
-    """Declare a field that has another name in estimators."""
-    return field(default=default, metadata={"estimator": estimator})
-
-
 @dataclass(frozen=True)
 class FitRequest:
     """What the user asked of a fit; `latentbits.fit` explains most of it.
 
-    Messages name a field in braces, such as `{weight}`. The command line spells it as the option
-    `--weight`, Python as the argument `weight`, and estimators by a name in the field's metadata.
+    Messages name a field in braces, such as `{weight}`, which commands spell `--weight` and Python
+    `weight`. The metadata of a field has its other names: `options`, those of commands, and
+    `estimator`, the argument of estimators.
 
     Attributes
     ----------
@@ -97,22 +93,26 @@ class FitRequest:
     """
 
     model: str
-    components: int | str | None = _named(None, estimator="n_components")
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    components: int | str | None = field(default=None, metadata={"estimator": "n_components"})
+    settings: Mapping[str, Any] = field(
+        default_factory=dict, metadata={"options": ("set", "layers")}
+    )
     split: str | None = None
     cut: Sequence[str] = ()
-    weight: str | None = _named(None, estimator="sample_weight")
+    weight: str | None = field(default=None, metadata={"estimator": "sample_weight"})
     weights: WeightKind | None = None
     psu: str | None = None
-    group: str | None = _named(None, estimator="segments")
-    are_segments_groups: bool = False
+    group: str | None = field(default=None, metadata={"estimator": "segments"})
+    are_segments_groups: bool = field(default=False, metadata={"options": ()})
     covariates: Sequence[str] | None = None
     pattern: Callable[[], PatternTable] | None = None
     items: Callable[[], KnownItems] | None = None
     orient: Sequence[str] = ()
-    seed: int = _named(0, estimator="random_state")
-    initial_fit: LoadedModel[Any] | None = None
-    dataset_name: str = "the dataset"
+    seed: int = field(default=0, metadata={"estimator": "random_state"})
+    initial_fit: LoadedModel[Any] | None = field(
+        default=None, metadata={"options": ("warm_start",)}
+    )
+    dataset_name: str = field(default="the dataset", metadata={"options": ("dataset",)})
 
     def __post_init__(self) -> None:
         settings = {name: _copy_to_tuple(name, value) for name, value in self.settings.items()}

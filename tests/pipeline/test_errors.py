@@ -6,12 +6,15 @@ import pickle
 
 import pytest
 
-from flows.cli import errors as cli_errors
 from flows.cli.errors import format_error, spell_option
 from pipeline.errors import FitError, FitWarning, keep_placeholder, spell_parameters
+from pipeline.models.registry import find_models
+from pipeline.models.settings import list_hyperparameters
 from storage.errors import DamagedChunkError, DataError
 
 NAMES = ("a", "{components}", "c")
+
+find_models()  # whose settings are spelled
 
 
 @pytest.mark.parametrize(
@@ -99,7 +102,7 @@ def test_errors_come_back_from_other_processes_whole(error: FitError | DataError
     assert format_error(again) == format_error(error)
 
 
-def test_options_that_errors_name_are_options_of_commands() -> None:
+def test_options_of_commands_are_no_settings_unless_fits_take_them() -> None:
     import importlib
 
     names = set()
@@ -111,4 +114,9 @@ def test_options_that_errors_name_are_options_of_commands() -> None:
         names |= {
             name for argument in app.assemble_argument_collection() for name in argument.names
         }
-    assert {f"--{name.replace('_', '-')}" for name in cli_errors.OPTIONS} <= names
+    settings = {own for kind in find_models().values() for own in list_hyperparameters(kind)}
+    both = {name for name in settings if f"--{name.replace('_', '-')}" in names}
+    assert {name: spell_option(name, None) for name in both} == {
+        "k": "--set k",  # of neighbours, whose messages do not name it
+        **{name: f"--{name}" for name in ("items", "layers", "weights")},
+    }
