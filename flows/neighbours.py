@@ -22,11 +22,12 @@ from flows.cli.options import (
     WholeNumber,
 )
 from flows.cli.summary import join_names, print_summary
-from flows.data.datasets import make_row_source, open_dataset_or_example
+from flows.data.datasets import open_dataset_or_example
 from flows.fitting.provenance import compute_fingerprint
 from flows.running.executors import compute_row_memory, prepare_executor
 from flows.running.flow import StageRunner, make_flow, run_command, run_stages
 from flows.running.row_results import write_row_ranges
+from pipeline.data.datasets import make_row_source
 from pipeline.data.features import list_features
 from pipeline.data.matching import check_same_features, check_same_levels
 from pipeline.errors import FitError

@@ -33,7 +33,6 @@ from flows.data.datasets import (
     adapt_to_fit,
     check_dataset_features,
     load_fitted_model,
-    make_row_source,
     open_dataset_or_example,
     resolve_split,
 )
@@ -43,6 +42,7 @@ from flows.fitting.provenance import compute_fingerprint
 from flows.running.executors import prepare_executor
 from flows.running.flow import StageRunner, make_flow, run_command, run_stages
 from flows.running.row_results import write_row_ranges
+from pipeline.data.datasets import make_row_source
 from pipeline.data.features import (
     are_binary,
     list_features,
@@ -69,7 +69,7 @@ from pipeline.models.capabilities import (
     check_has_person_fit,
 )
 from pipeline.models.known_items import KnownItems, match_items
-from pipeline.models.row_covariates import check_row_covariates
+from pipeline.models.row_covariates import check_row_columns
 from pipeline.params import get_named_arrays
 from pipeline.passes.row_ranges import (
     ROW,
@@ -360,8 +360,7 @@ def prepare_transform(options: TransformOptions) -> TransformJob:
     if options.person_fit:
         check_has_person_fit(coder.model)
     split = resolve_split(dataset, options.split)
-    if dataset.covariates is not None:
-        check_row_covariates(dataset, split, dataset.covariates)
+    check_row_columns(dataset, split)
     if split is None:
         check_table_size(output, dataset.n_rows)
     job = TransformJob(options, coder, dataset, split, output, open_executor)

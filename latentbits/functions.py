@@ -27,8 +27,7 @@ from latentbits.fitted import Evaluation, Fitted, FittedEstimator, LatentCodes, 
 from latentbits.items import read_items
 from pipeline.data.batches import translate_read_errors
 from pipeline.data.blocks import RowSource
-from pipeline.data.covariates import code_rows, list_columns, read_covariates
-from pipeline.data.datasets import Dataset, MemoryDataset
+from pipeline.data.datasets import Dataset, MemoryDataset, get_row_columns, make_row_source
 from pipeline.data.features import (
     are_binary,
     count_planes,
@@ -45,8 +44,9 @@ from pipeline.data.matching import (
     map_fitted_segments,
 )
 from pipeline.data.plane_views import view_as_fitted
+from pipeline.data.row_columns import RowColumns
 from pipeline.data.tables import list_names, wrap_frame
-from pipeline.data.weights import RowWeights, WeightKind, weigh_rows
+from pipeline.data.weights import WeightKind
 from pipeline.errors import FitError
 from pipeline.evaluation.class_outcomes import (
     check_are_no_covariates,
@@ -94,7 +94,7 @@ from pipeline.inference.transform import (
 )
 from pipeline.models.base import Model
 from pipeline.models.latent_trait.em import ItemKind
-from pipeline.models.row_covariates import check_row_covariates
+from pipeline.models.row_covariates import check_row_columns
 from pipeline.models.state import FitState
 from pipeline.numerics.three_step import Correction
 from pipeline.params import get_named_arrays
@@ -256,7 +256,7 @@ def run_fit(
     with _translate_errors(fit.dataset), show_progress(progress) as show:
         memory = _check_memory(model, fit.dataset, executor)
         columns = model.list_required_columns()
-        rows = _make_row_source(fit.dataset, request.split, memory, columns, fit.weights)
+        rows = make_row_source(fit.dataset, request.split, memory, (), columns, fit.weights)
         first = collect_first_statistics(model, rows, executor, seed, show)
         state = start_fit(model, first, rows, executor, seed, progress=show)
         state = fit_model(model, rows, executor, seed, state=state, progress=show)
@@ -306,7 +306,7 @@ def fit_to_more_rows(
     with _translate_errors(dataset), show_progress() as show:
         fit = prepare(request, dataset)
         model, seed = fit.model, request.seed
-        rows = _make_row_source(fit.dataset, None)
+        rows = make_row_source(fit.dataset, None)
         if get_pair_job_label(model, rows.n_features):
             raise FitError(
                 f"{model.name} counts the pairs of {rows.n_features:,} features in strips, to "
@@ -407,7 +407,7 @@ def transform_dataset(
             if kind not in (None, *get_args(Reconstruction)):
                 kinds = ", ".join(map(repr, get_args(Reconstruction)))
                 raise FitError(f"{name} must be {kinds} or None, not {kind!r}.")
-        rows = _make_row_source(dataset, split)
+        rows = make_row_source(dataset, split)
         task = _make_transform_task(fitted, dataset, rows, seed)
         features = list_features_to_reconstruct(dataset)
         added_arrays = AddedArrays(reconstruct, impute, features=features)
@@ -417,7 +417,7 @@ def transform_dataset(
 
 
 def adapt_to_fit(dataset: Dataset, fitted: Fitted, split: str | None = None) -> Dataset:
-    """Return the dataset with the features of a fit, its groups as segments, and its covariates.
+    """Return the dataset with the features of a fit, its groups as segments, and its columns.
 
     Raises
     ------
@@ -426,17 +426,16 @@ def adapt_to_fit(dataset: Dataset, fitted: Fitted, split: str | None = None) -> 
     """
     check_split_levels(fitted.manifest, dataset, "the fit")
     dataset = view_as_fitted(dataset, fitted.dataset_features)
-    column, covariates = fitted.manifest.get("group"), read_covariates(fitted.manifest)
+    column, row_columns = fitted.manifest.get("group"), RowColumns.read(fitted.manifest)
     if column is not None:
         _check_fitted_column(dataset, column, "groups")
         dataset = dataset.segment_by(column)
-    if covariates is None:
-        return dataset
-    for covariate in covariates.columns:
-        _check_fitted_column(dataset, covariate.name, "covariates")
+    for name, role in row_columns.roles.items():
+        _check_fitted_column(dataset, name, role)
+    dataset = dataset.with_row_columns(row_columns)
     with _translate_errors(dataset):
-        check_row_covariates(dataset, split, covariates)
-    return dataset.with_covariates(covariates)
+        check_row_columns(dataset, split)
+    return dataset
 
 
 def _check_fitted_column(dataset: Dataset, column: str, role: str) -> None:
@@ -462,7 +461,7 @@ def compute_row_likelihoods(
     check_split_levels(fitted.manifest, dataset, "the fit")
     dataset = view_as_fitted(dataset, fitted.dataset_features)
     with _translate_errors(dataset), show_progress() as show:
-        subject, rows = _make_subject(fitted, dataset), _make_row_source(dataset, None)
+        subject, rows = _make_subject(fitted, dataset), make_row_source(dataset, None)
         measure = find_likelihood_measure(subject, rows.n_features)
         if measure.name not in ("log_likelihood", "lower_bound"):
             reasons = " ".join(measure.refusals)
@@ -546,7 +545,7 @@ def evaluate(
     with _translate_errors(dataset), show_progress(progress) as show:
         labels = find_target_labels(fitted.model, fitted.params, fitted.labels, dataset)
         subject = replace(_make_subject(fitted, dataset), labels=labels)
-        rows = _make_row_source(dataset, split, columns=labels.columns if labels else ())
+        rows = make_row_source(dataset, split, columns=labels.columns if labels else ())
         run = (executor, seed, show)
         vote = None if label is None else _draw_vote_rows(dataset, split, fitted_split, label, *run)
         drawn = draw_dataset_rows(rows, MAX_QUERY_ROWS, *run)
@@ -577,9 +576,9 @@ def _relate_classes(
     columns = tuple(dict.fromkeys(list_names(outcomes, "outcomes")))
     dataset.check_columns(columns)
     texts, numbers = split_outcome_columns(columns, dataset)
-    check_are_no_covariates(columns, dataset.covariates)
+    check_are_no_covariates(columns, get_row_columns(dataset).covariates)
     weights = measure_recorded_weights(fitted.manifest, dataset, split)
-    rows = _make_row_source(dataset, split, 0, texts, weights, numbers)
+    rows = make_row_source(dataset, split, 0, (), texts, weights, numbers)
     arguments = (columns, dataset, correction, executor, progress)
     return relate_classes(subject, rows, *arguments)._asdict()
 
@@ -589,10 +588,11 @@ def _draw_vote_rows(
 ) -> NeighbourVote:
     """Draw the rows whose label is predicted, and the fitted rows that vote on it."""
     columns = list_columns_to_read(label)
-    queries, references = (
-        draw_labelled_rows(_make_row_source(dataset, name, 0, columns), size, label, dataset, *run)
-        for name, size in ((split, MAX_QUERY_ROWS), (fitted_split, MAX_REFERENCE_ROWS))
-    )
+    draws = []
+    for name, size in ((split, MAX_QUERY_ROWS), (fitted_split, MAX_REFERENCE_ROWS)):
+        rows = make_row_source(dataset, name, columns=columns)
+        draws.append(draw_labelled_rows(rows, size, label, dataset, *run))
+    queries, references = draws
     return NeighbourVote(label, queries, references, is_other_data=False)
 
 
@@ -616,26 +616,6 @@ def _check_memory(model: Model, dataset: Dataset, executor: Executor) -> int:
     need = model.estimate_memory(*shape, getattr(executor, "n_threads", 1))
     check_memory(need, len(dataset.feature_names), free)
     return min(_ROW_MEMORY, free // 4)
-
-
-def _make_row_source(
-    dataset: Dataset,
-    split: str | None,
-    memory: int = 0,
-    columns: tuple[str, ...] = (),
-    weights: RowWeights | None = None,
-    number_columns: tuple[str, ...] = (),
-) -> RowSource:
-    own_columns, own_numbers = list_columns(dataset.covariates)
-    columns, number_columns = (*columns, *own_columns), (*number_columns, *own_numbers)
-    if weights is not None:
-        number_columns = (*number_columns, weights.column)
-        columns = columns if weights.psu is None else (*columns, weights.psu)
-    read = dataset.make_reader(split, memory, columns=columns, number_columns=number_columns)
-    shape = count_planes(dataset), len(dataset.segment_names)
-    rows = RowSource(read, dataset.rows_per_chunk, *shape)
-    rows = rows if weights is None else weigh_rows(rows, weights)
-    return code_rows(rows, dataset.covariates, dataset.levels)
 
 
 def _make_subject(fitted: Fitted, dataset: Dataset, n_callers: int = 1) -> EvaluatedModel:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -11,12 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.running.environment import find_examples_folder
-from pipeline.data.blocks import RowSource
-from pipeline.data.covariates import code_rows, list_columns, read_covariates
 from pipeline.data.features import are_binary, list_features, read_dataset_features
 from pipeline.data.matching import check_same_features, check_same_levels, check_split_levels
 from pipeline.data.plane_views import view_as_fitted
-from pipeline.data.weights import RowWeights, weigh_rows
+from pipeline.data.row_columns import RowColumns
 from pipeline.errors import FitError
 from pipeline.inference import from_artifact
 from pipeline.statistics.labels import SEGMENT
@@ -104,32 +102,6 @@ def read_true_mixing(dataset: BinaryDataset) -> NDArray[np.float64]:
     return mixing
 
 
-def make_row_source(
-    dataset: BinaryDataset,
-    split: str | None = None,
-    memory: int = 0,
-    skipped: Sequence[int] = (),
-    columns: tuple[str, ...] = (),
-    weights: RowWeights | None = None,
-    number_columns: tuple[str, ...] = (),
-) -> RowSource:
-    """Make the rows of a dataset or split readable by passes.
-
-    Every process may keep `memory` bytes of chunks. Skipped chunks are left out, and the per-row
-    columns are read as well; the texts of `number_columns` are parsed as numbers. Rows have
-    `weights`, if given, and the covariates of the dataset.
-    """
-    own_columns, own_numbers = list_columns(dataset.covariates)
-    columns, number_columns = (*columns, *own_columns), (*number_columns, *own_numbers)
-    if weights is not None:
-        number_columns = (*number_columns, weights.column)
-        columns = columns if weights.psu is None else (*columns, weights.psu)
-    read = dataset.make_reader(split, memory, skipped, columns, number_columns)
-    rows = RowSource(read, dataset.rows_per_chunk, dataset.n_planes, dataset.n_segments)
-    rows = rows if weights is None else weigh_rows(rows, weights)
-    return code_rows(rows, dataset.covariates, dataset.levels)
-
-
 def load_fitted_model(path: str | AnyPath) -> LoadedModel:
     """Load a fitted model, or the latest one in a folder of runs."""
     artifact = load_artifact(path)
@@ -140,20 +112,20 @@ def load_fitted_model(path: str | AnyPath) -> LoadedModel:
 
 
 def adapt_to_fit(dataset: BinaryDataset, manifest: Mapping[str, Any], path: str) -> BinaryDataset:
-    """Return the dataset with the features of a fit, its groups as segments, and its covariates.
+    """Return the dataset with the features of a fit, its groups as segments, and its columns.
 
     `manifest` and `path` are those of the fit, or of codes that it computed.
     """
     check_dataset_levels(dataset, manifest, path)
     if "feature_names" in manifest:
         dataset = view_as_fitted(dataset, read_dataset_features(manifest))
-    column, covariates = manifest.get("group"), read_covariates(manifest)
+    column, row_columns = manifest.get("group"), RowColumns.read(manifest)
     if column is not None:
         _check_fitted_column(dataset, column, f"groups of {path}")
         dataset = dataset.segment_by(column)
-    for covariate in () if covariates is None else covariates.columns:
-        _check_fitted_column(dataset, covariate.name, f"covariates of {path}")
-    return dataset.with_covariates(covariates)
+    for name, role in row_columns.roles.items():
+        _check_fitted_column(dataset, name, f"{role} of {path}")
+    return dataset.with_row_columns(row_columns)
 
 
 def _check_fitted_column(dataset: BinaryDataset, column: str, role: str) -> None:

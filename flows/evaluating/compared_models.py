@@ -19,10 +19,10 @@ from flows.data.datasets import (
     may_open,
 )
 from flows.fitting.provenance import TrainingRows, find_training_rows
-from pipeline.data.covariates import have_same_columns, read_covariates
 from pipeline.data.features import list_features_to_reconstruct
 from pipeline.data.matching import describe_unknown_segments
 from pipeline.data.plane_views import view_as_fitted
+from pipeline.data.row_columns import RowColumns
 from pipeline.errors import FitError
 from pipeline.evaluation.evaluate import EvaluatedModel, match_segments
 from pipeline.evaluation.prediction import TargetLabels, find_target_labels
@@ -76,15 +76,15 @@ def load_compared_models(
     if (grouped := _find_fit_with_groups(fits)) is not None:
         path, fitted = grouped
         dataset = adapt_to_fit(dataset, fitted.artifact.manifest, path)
-    if (regressed := _find_fit_with_covariates(fits)) is not None:
+    if (regressed := _find_fit_with_row_columns(fits)) is not None:
         path, fitted = regressed
-        covariates = adapt_to_fit(dataset, fitted.artifact.manifest, path).covariates
-        dataset = dataset.with_covariates(covariates)
+        row_columns = adapt_to_fit(dataset, fitted.artifact.manifest, path).row_columns
+        dataset = dataset.with_row_columns(row_columns)
     models = [_make_compared_model(path, fits[path], dataset) for path in paths]
     if grouped is not None:
         models = [_regroup_training_rows(model, grouped[1]) for model in models]
     if regressed is not None:
-        models = [_add_covariates(model, regressed[1]) for model in models]
+        models = [_add_row_columns(model, regressed[1]) for model in models]
     return models, dataset
 
 
@@ -97,14 +97,12 @@ def _regroup_training_rows(model: ComparedModel, grouped: LoadedModel) -> Compar
     return replace(model, training_rows=regrouped)
 
 
-def _add_covariates(model: ComparedModel, regressed: LoadedModel) -> ComparedModel:
-    """Read the covariates of a fit with the rows that a model was fitted to, if they have them."""
-    training, covariates = model.training_rows, read_covariates(regressed.artifact.manifest)
-    if training is None or covariates is None:
+def _add_row_columns(model: ComparedModel, regressed: LoadedModel) -> ComparedModel:
+    """Read the columns of a fit with the rows that a model was fitted to, if they have them."""
+    training, row_columns = model.training_rows, RowColumns.read(regressed.artifact.manifest)
+    if training is None or not {*row_columns.roles} <= {*training.dataset.column_names}:
         return model
-    if any(column.name not in training.dataset.column_names for column in covariates.columns):
-        return model
-    dataset = training.dataset.with_covariates(covariates)
+    dataset = training.dataset.with_row_columns(row_columns)
     return replace(model, training_rows=replace(training, dataset=dataset))
 
 
@@ -124,20 +122,18 @@ def _find_fit_with_groups(fits: Mapping[str, LoadedModel]) -> tuple[str, LoadedM
     return next((fit for column, fit in by_column.items() if column is not None), None)
 
 
-def _find_fit_with_covariates(fits: Mapping[str, LoadedModel]) -> tuple[str, LoadedModel] | None:
-    """Find a fit with covariates; refuse others with other covariates."""
-    found = [
-        (path, fitted)
-        for path, fitted in fits.items()
-        if read_covariates(fitted.artifact.manifest) is not None
-    ]
-    first, *others = [read_covariates(fitted.artifact.manifest) for _, fitted in found] or [None]
-    for (path, _), covariates in zip(found[1:], others, strict=True):
-        if not have_same_columns(first, covariates):
-            raise FitError(
-                f"{found[0][0]} and {path} have different covariates. Evaluate them one by one."
-            )
-    return found[0] if found else None
+def _find_fit_with_row_columns(fits: Mapping[str, LoadedModel]) -> tuple[str, LoadedModel] | None:
+    """Find a fit that uses per-row columns; refuse others that use other ones."""
+    columns = {path: RowColumns.read(fitted.artifact.manifest) for path, fitted in fits.items()}
+    users = [path for path, own in columns.items() if own.roles]
+    if not users:
+        return None
+    first, *others = users
+    for path in others:
+        if not columns[first].have_same_columns(columns[path]):
+            roles = " or ".join(sorted({*columns[first].roles.values()}))
+            raise FitError(f"{first} and {path} have different {roles}. Evaluate them one by one.")
+    return first, fits[first]
 
 
 def _needs_segments(fitted: LoadedModel) -> bool:

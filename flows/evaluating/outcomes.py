@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.cli.options import DATA, Option
-from flows.data.datasets import make_row_source
 from flows.evaluating.compared_models import ComparedModel
+from pipeline.data.datasets import get_row_columns, make_row_source
 from pipeline.data.weights import RowWeights
 from pipeline.errors import FitError
 from pipeline.evaluation.class_outcomes import (
@@ -74,7 +74,7 @@ def plan_outcomes(
     if not names:
         raise FitError("{outcomes} names no column. Separate their names by commas.")
     dataset.check_columns(names)
-    check_are_no_covariates(names, dataset.covariates)
+    check_are_no_covariates(names, get_row_columns(dataset).covariates)
     weights = []
     for model in models:
         check_is_mixture(model.subject.model)

@@ -25,14 +25,7 @@ from flows.cli.options import (
     Switch,
     WholeNumber,
 )
-from flows.data.datasets import (
-    TEST,
-    TRAIN,
-    check_label,
-    make_row_source,
-    open_dataset_or_example,
-    resolve_split,
-)
+from flows.data.datasets import TEST, TRAIN, check_label, open_dataset_or_example, resolve_split
 from flows.evaluating.compared_models import (
     ComparedModel,
     load_compared_models,
@@ -60,7 +53,7 @@ from flows.running.executors import compute_row_memory, prepare_executor
 from flows.running.flow import StageRunner
 from flows.running.resources import check_memory, find_memory_limit
 from pipeline.data.blocks import BinaryBlock, RowSource
-from pipeline.data.datasets import make_memory_dataset
+from pipeline.data.datasets import make_memory_dataset, make_row_source
 from pipeline.data.features import (
     Feature,
     find_continuous,
@@ -111,7 +104,7 @@ from pipeline.fitting.prepare import adapt_fitted_model
 from pipeline.models.base import Model
 from pipeline.models.capabilities import CanReconstruct, CanSample
 from pipeline.models.latent_trait.model import LatentTrait
-from pipeline.models.row_covariates import check_row_covariates
+from pipeline.models.row_covariates import check_row_columns
 from pipeline.models.state import FitState
 from pipeline.passes.map_reduce import collect_statistics
 from pipeline.statistics.counts import FeatureCounts, PairCounts
@@ -261,8 +254,7 @@ def prepare_evaluation(options: EvaluateOptions) -> EvaluationPlan:
     for option in ("label", "dif"):
         if getattr(options, option) is not None:
             check_has_levels(dataset, f"{{{option}}}")
-    if dataset.covariates is not None:
-        check_row_covariates(dataset, split, dataset.covariates)
+    check_row_columns(dataset, split)
     if options.folds is not None:
         own_models = [model.subject.model for model in models]
         check_folds(options.folds, options.label, own_models, dataset.n_rows)

@@ -26,11 +26,12 @@ from flows.cli.errors import spell_option
 from flows.cli.options import ExecutorOptions, Json, Option, Seed, Split, Switch, parse_local_path
 from flows.cli.progress import report_progress
 from flows.cli.summary import print_json
-from flows.data.datasets import make_row_source, open_dataset_or_example
+from flows.data.datasets import open_dataset_or_example
 from flows.report.figures.images import find_image_layout
 from flows.running.executors import check_executor_options, open_executor
 from flows.running.flow import Summary, run_flow
 from pipeline.data.blocks import BinaryBlock, RowSource, iter_blocks, pack_block
+from pipeline.data.datasets import make_row_source
 from pipeline.errors import FitError
 from pipeline.executors.base import limit_blas_threads
 from pipeline.fitting.loop import (

@@ -18,7 +18,6 @@ from flows.data.datasets import (
     LoadedModel,
     check_dataset_features,
     load_fitted_model,
-    make_row_source,
     open_dataset_or_example,
     read_true_mixing,
     resolve_split,
@@ -30,6 +29,7 @@ from flows.fitting.provenance import compute_fingerprint, describe_artifact
 from flows.running.executors import compute_row_memory, prepare_executor
 from flows.running.resources import find_memory_limit
 from pipeline.data.blocks import RowSource
+from pipeline.data.datasets import make_row_source
 from pipeline.errors import FitError
 from pipeline.evaluation.records import describe_provenance
 from pipeline.executors.base import Executor

@@ -9,11 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from flows.data.datasets import LoadedModel, adapt_to_fit, make_row_source, may_open
+from flows.data.datasets import LoadedModel, adapt_to_fit, may_open
 from pipeline.data.blocks import RowSource
-from pipeline.data.covariates import have_same_columns, read_covariates
+from pipeline.data.datasets import get_row_columns, make_row_source
 from pipeline.data.features import read_features
 from pipeline.data.plane_views import view_as_fitted
+from pipeline.data.row_columns import RowColumns
 from pipeline.data.weights import RowWeights, digest_weights
 from storage.artifacts.artifacts import Artifact
 from storage.dataset.dataset import BinaryDataset, open_dataset
@@ -44,7 +45,7 @@ def is_of_leading_rows(
         and n_chunks <= dataset.n_chunks
         and left_out == [key for key in skipped if key < n_chunks]
         and manifest["dataset"].get("chunks_digest") == dataset.digest_leading_chunks(n_chunks)
-        and have_same_columns(read_covariates(manifest), dataset.covariates)
+        and RowColumns.read(manifest).have_same_columns(get_row_columns(dataset))
         and _has_same_weights(manifest.get("row_weights"), dataset, split, n_chunks, weights)
     )
 

@@ -9,7 +9,7 @@ from flows.cli.options import DATA, OUTPUT, ArtifactPath, Option, Overwrite, Rep
 from flows.data.datasets import LoadedModel, adapt_to_fit, check_label, load_fitted_model
 from flows.report.figures.images import ImageLayout, find_image_layout
 from flows.report.figures.rows import open_fitted_dataset
-from pipeline.data.covariates import read_covariates
+from pipeline.data.row_columns import RowColumns
 from pipeline.errors import FitError
 from pipeline.inference.orientation import parse_poles
 from storage.dataset.dataset import BinaryDataset
@@ -108,12 +108,10 @@ class ReportInputs:
 
     @property
     def used_columns(self) -> tuple[str, ...]:
-        """Per-row columns that the fit used as weights, sampling units, groups or covariates."""
+        """Per-row columns that the fit used as weights, sampling units, groups or otherwise."""
         manifest = self.fitted.artifact.manifest
-        group, covariates = manifest.get("group"), read_covariates(manifest)
-        names = [] if group is None else [group]
-        names += [column.name for column in covariates.columns] if covariates else []
-        return (*self.weight_columns, *names)
+        names = [] if (group := manifest.get("group")) is None else [group]
+        return (*self.weight_columns, *names, *RowColumns.read(manifest).roles)
 
 
 def load_report_inputs(

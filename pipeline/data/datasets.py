@@ -11,8 +11,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import PackedChunk, Words, iter_blocks
-from pipeline.data.covariates import Covariates
+from pipeline.data.blocks import PackedChunk, RowSource, Words, iter_blocks
 from pipeline.data.display import DisplayItems, ResultDisplayMixin
 from pipeline.data.features import (
     count_planes,
@@ -22,8 +21,9 @@ from pipeline.data.features import (
     parse_number,
     split_values,
 )
+from pipeline.data.row_columns import NO_COLUMNS, RowColumns
 from pipeline.data.tables import BinaryTable, join_tables
-from pipeline.data.weights import ColumnPart
+from pipeline.data.weights import ColumnPart, RowWeights, weigh_rows
 from pipeline.errors import FitError
 from pipeline.numerics.bits import kernels
 
@@ -69,11 +69,11 @@ class Dataset(Protocol):
         """Number of rows of each chunk, (n_chunks,)."""
 
     @property
-    def covariates(self) -> Covariates | None:
-        """The covariates that passes read with the rows; see `with_covariates`."""
+    def row_columns(self) -> RowColumns | None:
+        """Per-row columns that passes read with the rows; see `with_row_columns`."""
 
-    def with_covariates(self, covariates: Covariates | None) -> Self:
-        """Return the dataset with covariates of its rows, as a fit codes them."""
+    def with_row_columns(self, row_columns: RowColumns) -> Self:
+        """Return the dataset with per-row columns of its rows, as a fit uses them."""
 
     def make_reader(
         self,
@@ -117,6 +117,41 @@ class Dataset(Protocol):
 
     def describe(self) -> dict[str, Any]:
         """Identify the dataset by its path and by digests of its rows, as manifests record it."""
+
+
+def get_row_columns(dataset: Dataset) -> RowColumns:
+    """Return the per-row columns of a dataset that passes read with the rows."""
+    return dataset.row_columns or NO_COLUMNS
+
+
+def make_row_source(
+    dataset: Dataset,
+    split: str | None = None,
+    memory: int = 0,
+    skipped: Sequence[int] = (),
+    columns: tuple[str, ...] = (),
+    weights: RowWeights | None = None,
+    number_columns: tuple[str, ...] = (),
+) -> RowSource:
+    """Make the rows of a dataset or split readable by passes.
+
+    Every process may keep `memory` bytes of chunks. Skipped chunks, which only datasets on disk
+    have, are left out, and the per-row columns are read as well; the texts of `number_columns` are
+    parsed as numbers. Rows have `weights`, if given, and the row columns of the dataset.
+    """
+    row_columns = get_row_columns(dataset)
+    own_columns, own_numbers = row_columns.list_columns()
+    columns, number_columns = (*columns, *own_columns), (*number_columns, *own_numbers)
+    if weights is not None:
+        number_columns = (*number_columns, weights.column)
+        columns = columns if weights.psu is None else (*columns, weights.psu)
+    options: dict[str, Any] = {"skipped": skipped} if skipped else {}
+    options |= {"columns": columns, "number_columns": number_columns}
+    read = dataset.make_reader(split, memory, **options)
+    shape = count_planes(dataset), len(dataset.segment_names)
+    rows = RowSource(read, dataset.rows_per_chunk, *shape)
+    rows = rows if weights is None else weigh_rows(rows, weights)
+    return row_columns.add_to_rows(rows, dataset.levels)
 
 
 class StoredArtifact(Protocol):
@@ -181,12 +216,12 @@ class MemoryDataset(ResultDisplayMixin):
     segment_names: tuple[str, ...]
     levels: Mapping[str, tuple[str, ...]]
     chunks: tuple[MemoryChunk, ...]
-    covariates: Covariates | None = None
+    row_columns: RowColumns | None = None
     feature_levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def with_covariates(self, covariates: Covariates | None) -> MemoryDataset:
-        """Return the dataset with covariates of its rows, as a fit codes them."""
-        return replace(self, covariates=covariates)
+    def with_row_columns(self, row_columns: RowColumns) -> MemoryDataset:
+        """Return the dataset with per-row columns of its rows, as a fit uses them."""
+        return replace(self, row_columns=row_columns)
 
     @property
     def rows_per_chunk(self) -> list[int]:

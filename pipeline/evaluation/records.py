@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from pipeline.data.datasets import Dataset
+from pipeline.data.datasets import Dataset, get_row_columns
 from pipeline.data.features import list_plane_names
 from pipeline.errors import keep_placeholder
 from pipeline.evaluation.prediction import name_categories
@@ -29,10 +29,9 @@ def describe_provenance(
     """Describe everything that determines a result.
 
     `module` does the work with the model and the rows; `warm_start` identifies the artifact of the
-    fit it starts from. The dataset has the covariates, if there are any. `choices` are those of
+    fit it starts from. The dataset has the columns of rows that it uses. `choices` are those of
     `pipeline.fitting.prepare.PreparedFit`.
     """
-    covariates = dataset.covariates
     return {
         "model": model.name,
         "hyperparameters": get_settings(model),
@@ -45,7 +44,7 @@ def describe_provenance(
         **({"feature_levels": dict(levels)} if (levels := dataset.feature_levels) else {}),
         "segment_names": dataset.segment_names,
         "warm_start": warm_start,
-        **({} if covariates is None else {"covariates": covariates.describe()}),
+        **get_row_columns(dataset).describe(),
         **choices,
     }
 

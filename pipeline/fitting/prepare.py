@@ -25,10 +25,10 @@ from typing import Any, Generic, NamedTuple
 import numpy as np
 
 from pipeline.data.batches import translate_read_errors
-from pipeline.data.covariates import Covariates, have_same_columns, read_covariates
 from pipeline.data.datasets import Dataset
 from pipeline.data.features import Feature, list_features
 from pipeline.data.plane_views import DatasetT, cut_levels
+from pipeline.data.row_columns import RowColumns
 from pipeline.data.tables import list_names
 from pipeline.data.weights import RowWeights, WeightKind
 from pipeline.errors import FitError
@@ -205,7 +205,8 @@ def prepare(request: FitRequest, dataset: DatasetT) -> PreparedFit[DatasetT]:
         dataset = dataset if request.group is None else dataset.segment_by(request.group)
         groups = list_groups(dataset, split, weights)
     covariates = measure_row_covariates(model, dataset, split, request.covariates, weights)
-    dataset = dataset.with_covariates(covariates)
+    row_columns = RowColumns(covariates)
+    dataset = dataset.with_row_columns(row_columns)
     pattern = None
     if request.pattern is not None:
         check_parts(model, ["pattern"])
@@ -213,7 +214,7 @@ def prepare(request: FitRequest, dataset: DatasetT) -> PreparedFit[DatasetT]:
         pattern = make_loading_pattern(columns, dataset.feature_names, source)
         model = match_traits(model, pattern, request.components)
     if request.initial_fit is not None:
-        model = _match_initial_fit(model, request.initial_fit, request, covariates)
+        model = _match_initial_fit(model, request.initial_fit, request, row_columns)
     items, known = None, None
     if request.items is not None:
         check_can_have_known_items(model)
@@ -237,7 +238,7 @@ def prepare(request: FitRequest, dataset: DatasetT) -> PreparedFit[DatasetT]:
 
 
 def _match_initial_fit(
-    model: Model, initial: LoadedModel[Any], request: FitRequest, covariates: Covariates | None
+    model: Model, initial: LoadedModel[Any], request: FitRequest, row_columns: RowColumns
 ) -> Model:
     """Return the model with the number of components of the fit to start from.
 
@@ -252,7 +253,7 @@ def _match_initial_fit(
     if (recorded := manifest.get("group")) != request.group:
         groups = "no groups" if recorded is None else f"groups by {recorded}"
         raise FitError(f"{latest} has {groups}, unlike this fit. {remedy}")
-    if not have_same_columns(read_covariates(manifest), covariates):
+    if not RowColumns.read(manifest).have_same_columns(row_columns):
         raise FitError(f"{latest} has other covariates than this fit. {remedy}")
     n_components = int(manifest["n_components"])
     is_fixed = request.pattern is not None or "n_components" in get_fixed_settings(request.model)
@@ -280,7 +281,7 @@ def adapt_fitted_model(
     """Return the model of a fit, to fit it again to rows that are adapted to that fit."""
     groups = list_groups(dataset, split, None) if "group" in manifest else ()
     known, pattern = find_known_values(model, params), read_loading_pattern(manifest)
-    covariates = read_covariates(manifest)
+    covariates = RowColumns.read(manifest).covariates
     return model.with_structure(
         Structure(groups, list_features(dataset), known, pattern, covariates)
     )

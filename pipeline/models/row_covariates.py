@@ -16,7 +16,7 @@ from pipeline.data.covariates import (
     check_covariates,
     measure_covariates,
 )
-from pipeline.data.datasets import Dataset
+from pipeline.data.datasets import Dataset, get_row_columns
 from pipeline.data.weights import RowWeights
 from pipeline.errors import FitError
 from pipeline.models.base import Model
@@ -69,16 +69,18 @@ def measure_row_covariates(
     return measure_covariates(requests, _make_source(dataset, split, weights))
 
 
-def check_row_covariates(dataset: Dataset, split: str | None, covariates: Covariates) -> None:
-    """Check that the rows of a dataset or split have the covariates of a fit.
+def check_row_columns(dataset: Dataset, split: str | None) -> None:
+    """Check that the rows of a dataset or split have the columns of a fit, and values it has seen.
 
     Raises
     ------
     ValueError
         If a column is missing, or has values that the fit has not seen; see `check_covariates`.
     """
-    dataset.check_columns([column.name for column in covariates.columns])
-    check_covariates(covariates, _make_source(dataset, split, None))
+    row_columns = get_row_columns(dataset)
+    dataset.check_columns([*row_columns.roles])
+    if row_columns.covariates is not None:
+        check_covariates(row_columns.covariates, _make_source(dataset, split, None))
 
 
 def _parse_request(text: str, dataset: Dataset) -> ColumnRequest:

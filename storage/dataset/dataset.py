@@ -185,12 +185,12 @@ class BinaryDataset(StorageReprMixin):
     chunks: NDArray[np.int64]
     blocks: NDArray[np.int64]
     checksums: NDArray[np.int64]
-    covariates: Any = field(default=None, kw_only=True)
+    row_columns: Any = field(default=None, kw_only=True)
     view: PlaneView | None = field(default=None, kw_only=True)
 
-    def with_covariates(self, covariates: Any) -> Self:
-        """Return the dataset with covariates of its rows; see `pipeline.data.covariates`."""
-        return replace(self, covariates=covariates)
+    def with_row_columns(self, row_columns: Any) -> Self:
+        """Return the dataset with columns of its rows; see `pipeline.data.row_columns`."""
+        return replace(self, row_columns=row_columns)
 
     @property
     def n_rows(self) -> int:

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from flows.cli.options import ExecutorOptions
-from flows.data.datasets import make_row_source
 from flows.evaluating.stages import EvaluateOptions, prepare_evaluation, run_evaluation_stages
 from flows.fitting.job import prepare_fit
 from flows.fitting.options import FitOptions
 from flows.fitting.stages import run_fit
 from flows.running.flow import StageRunner
 from pipeline.data.blocks import BinaryBlock
+from pipeline.data.datasets import make_row_source
 from pipeline.executors.base import SerialExecutor, limit_blas_threads
 from pipeline.executors.progress import ignore_progress
 from pipeline.fitting.loop import fit_model

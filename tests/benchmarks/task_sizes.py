@@ -28,8 +28,8 @@ from typing import Any
 
 import numpy as np
 
-from flows.data.datasets import make_row_source
 from pipeline.data.blocks import BinaryBlock, RowSource
+from pipeline.data.datasets import make_row_source
 from pipeline.executors.base import SerialExecutor, limit_blas_threads
 from pipeline.executors.dask import DaskExecutor
 from pipeline.executors.usage import measure_usage

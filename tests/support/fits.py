@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.cli.hyperparameters import parse_model_options
-from flows.data.datasets import make_row_source
+from pipeline.data.datasets import make_row_source
 from pipeline.evaluation.records import describe_outcome, describe_provenance
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model

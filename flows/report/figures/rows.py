@@ -14,15 +14,13 @@ from numpy.typing import NDArray
 
 from flows.data.datasets import LoadedModel, check_dataset_features, may_open
 from pipeline.data.blocks import (
-    AnnotatedChunk,
     BinaryBlock,
     PackedChunk,
     annotate_chunk,
     iter_blocks,
     pack_block,
 )
-from pipeline.data.covariates import Covariates, code_chunk, list_columns
-from pipeline.data.datasets import IN_MEMORY
+from pipeline.data.datasets import IN_MEMORY, get_row_columns
 from pipeline.data.features import Feature, are_binary, find_first_planes, select_with_levels
 from pipeline.data.level_probabilities import name_levels, order_bits
 from pipeline.data.matching import find_segment_indices
@@ -185,22 +183,19 @@ def _iter_blocks(
         if weights is not None and weights.column in chunk.columns:
             numbers = dataset.parse_numbers(weights.column, chunk.columns[weights.column])
             chunk = weigh_chunk(chunk, weights, numbers)
-        if dataset.covariates is not None:
-            chunk = _code_chunk(chunk, dataset, dataset.covariates)
+        chunk = _add_row_columns(chunk, dataset)
         yield from (block for block in iter_blocks(chunk) if block.n_samples)
 
 
-def _code_chunk(
-    chunk: PackedChunk, dataset: BinaryDataset, covariates: Covariates
-) -> AnnotatedChunk:
+def _add_row_columns(chunk: PackedChunk, dataset: BinaryDataset) -> PackedChunk:
+    row_columns = get_row_columns(dataset)
     numbers = {
         name: dataset.parse_numbers(name, chunk.columns[name])
-        for name in list_columns(covariates)[1]
+        for name in row_columns.list_columns()[1]
     }
-    annotated = annotate_chunk(chunk)
-    parsed = replace(annotated, columns={**chunk.columns, **numbers})
-    coded = code_chunk(parsed, covariates, dataset.levels)
-    return replace(annotated, covariates=coded.covariates)
+    parsed = replace(annotate_chunk(chunk), columns={**chunk.columns, **numbers})
+    added = annotate_chunk(row_columns.add_to_chunk(parsed, dataset.levels))
+    return replace(added, columns=chunk.columns)
 
 
 def _select_planes(block: BinaryBlock, planes: NDArray[np.intp]) -> BinaryBlock:

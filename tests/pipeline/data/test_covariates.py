@@ -15,11 +15,12 @@ from pipeline.data.covariates import (
     read_covariates,
 )
 from pipeline.data.datasets import MemoryDataset, make_memory_dataset
+from pipeline.data.row_columns import RowColumns
 from pipeline.data.tables import BinaryTable
 from pipeline.errors import FitError
 from pipeline.models.clipped_pca import ClippedPCA
 from pipeline.models.latent_trait.model import LatentTrait
-from pipeline.models.row_covariates import check_row_covariates, measure_row_covariates
+from pipeline.models.row_covariates import check_row_columns, measure_row_covariates
 from pipeline.models.row_weights import measure_row_weights
 
 MODEL = LatentTrait(n_components=1)
@@ -77,17 +78,18 @@ def test_other_datasets_are_coded_as_the_fit() -> None:
     restored = read_covariates({"covariates": covariates.describe()})
     assert have_same_columns(restored, covariates)
     other = make_dataset(school=np.array([*"WWSSEENN"], object))
-    check_row_covariates(other, None, covariates)
+    columns = RowColumns(covariates)
+    check_row_columns(other.with_row_columns(columns), None)
     Z = code(other, restored)
     expected = np.array([*"WWSSEENN"])[:, None] == ["N", "S", "W"]
     np.testing.assert_array_equal(Z[:, :3], expected)
     unknown = make_dataset(school=np.array([*"WWSSEENX"], object))
     with pytest.raises(FitError, match="row 8: school is 'X', but the fit has only E, N, S, W"):
-        check_row_covariates(unknown, None, covariates)
+        check_row_columns(unknown.with_row_columns(columns), None)
     assert np.isnan(code(unknown, covariates)[7, :3]).all()
     unknown = make_dataset(**{"class": np.array([3, 1, 1, 4, 3, 2, 1, 1])})
     with pytest.raises(FitError, match="row 4: class is '4', but the fit has only 1, 2, 3"):
-        check_row_covariates(unknown, None, covariates)
+        check_row_columns(unknown.with_row_columns(columns), None)
 
 
 def test_rows_of_weight_0_do_not_count() -> None:

@@ -12,9 +12,9 @@ import scipy
 from numpy.typing import NDArray
 from scipy.special import expit, log_expit
 
-from flows.data.datasets import make_row_source
 from flows.evaluating.dif import DifGroups, compute_item_bias
 from pipeline.data.blocks import iter_blocks, pack_block
+from pipeline.data.datasets import make_row_source
 from pipeline.data.features import Feature, make_binary_features, split_levels
 from pipeline.errors import FitError
 from pipeline.evaluation import item_bias

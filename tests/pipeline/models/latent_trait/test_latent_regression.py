@@ -12,11 +12,11 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import RowSource, iter_blocks
-from pipeline.data.covariates import code_rows, list_columns
-from pipeline.data.datasets import MemoryDataset, make_memory_dataset
+from pipeline.data.datasets import MemoryDataset, make_memory_dataset, make_row_source
 from pipeline.data.features import make_binary_features
+from pipeline.data.row_columns import RowColumns
 from pipeline.data.tables import BinaryTable
-from pipeline.data.weights import RowWeights, WeightKind, weigh_rows
+from pipeline.data.weights import WeightKind
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
@@ -70,20 +70,8 @@ def fit(
     structure = Structure(
         groups, make_binary_features(dataset.feature_names), known_items, covariates=coding
     )
-    rows = make_rows(dataset.with_covariates(coding), own_weights)
+    rows = make_row_source(dataset.with_row_columns(RowColumns(coding)), weights=own_weights)
     return Fit(fit_model(model.with_structure(structure), rows, SerialExecutor()), rows)
-
-
-def make_rows(dataset: MemoryDataset, weights: RowWeights | None) -> RowSource:
-    columns, numbers = list_columns(dataset.covariates)
-    if weights is not None:
-        numbers = (*numbers, weights.column)
-        columns = columns if weights.psu is None else (*columns, weights.psu)
-    read = dataset.make_reader(columns=columns, number_columns=numbers)
-    shape = len(dataset.feature_names), len(dataset.segment_names)
-    rows = RowSource(read, dataset.rows_per_chunk, *shape)
-    rows = rows if weights is None else weigh_rows(rows, weights)
-    return code_rows(rows, dataset.covariates, dataset.levels)
 
 
 def read_table(path: str) -> list[dict[str, str]]:
