@@ -132,7 +132,8 @@ def prepare_fit(options: FitOptions) -> FitPlan:
         find_memory_limit(options.memory)
     dataset = open_dataset_or_example(options.dataset)
     _check_labels(model, dataset)
-    for name in ("weight", "group", "covariates"):
+    read_before = [f.name for f in fields(FitRequest) if "is_column" in f.metadata]
+    for name in (*read_before, "covariates"):
         if getattr(options, name) is not None and options.skip_corrupt:
             raise FitError(
                 f"{{{name}}} cannot be combined with {{skip_corrupt}}. Leave out one of them."

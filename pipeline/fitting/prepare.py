@@ -74,7 +74,7 @@ class FitRequest:
 
     Messages name a field in braces, such as `{weight}`, which commands spell `--weight` and Python
     `weight`. The metadata of a field has its other names: `options`, those of commands, and
-    `estimator`, the argument of estimators.
+    `estimator`, the argument of estimators; `is_column` says that it names a per-row column.
 
     Attributes
     ----------
@@ -99,10 +99,12 @@ class FitRequest:
     )
     split: str | None = None
     cut: Sequence[str] = ()
-    weight: str | None = field(default=None, metadata={"estimator": "sample_weight"})
+    weight: str | None = field(
+        default=None, metadata={"estimator": "sample_weight", "is_column": True}
+    )
     weights: WeightKind | None = None
-    psu: str | None = None
-    group: str | None = field(default=None, metadata={"estimator": "segments"})
+    psu: str | None = field(default=None, metadata={"is_column": True})
+    group: str | None = field(default=None, metadata={"estimator": "segments", "is_column": True})
     are_segments_groups: bool = field(default=False, metadata={"options": ()})
     covariates: Sequence[str] | None = None
     pattern: Callable[[], PatternTable] | None = None
@@ -122,11 +124,11 @@ class FitRequest:
                 is_name = isinstance(value, str) and name != "covariates"
                 names = (value,) if is_name else tuple(list_names(value, name))
                 object.__setattr__(self, name, names)
-        for name in ("weight", "psu", "group"):
-            value = getattr(self, name)
-            if not isinstance(value, str | None):
+        for own in fields(self):
+            value = getattr(self, own.name)
+            if "is_column" in own.metadata and not isinstance(value, str | None):
                 raise FitError(
-                    f"{{{name}}} must be the name of a per-row column, but is a "
+                    f"{{{own.name}}} must be the name of a per-row column, but is a "
                     f"{type(value).__name__}. Keep the values in the dataset by the argument keep "
                     "of from_numpy or from_dataframe."
                 )
@@ -253,8 +255,10 @@ def _match_initial_fit(
     if (recorded := manifest.get("group")) != request.group:
         groups = "no groups" if recorded is None else f"groups by {recorded}"
         raise FitError(f"{latest} has {groups}, unlike this fit. {remedy}")
-    if not RowColumns.read(manifest).have_same_columns(row_columns):
-        raise FitError(f"{latest} has other covariates than this fit. {remedy}")
+    recorded_columns = RowColumns.read(manifest)
+    if not recorded_columns.have_same_columns(row_columns):
+        roles = " or ".join(sorted({*recorded_columns.roles.values(), *row_columns.roles.values()}))
+        raise FitError(f"{latest} has other {roles} than this fit. {remedy}")
     n_components = int(manifest["n_components"])
     is_fixed = request.pattern is not None or "n_components" in get_fixed_settings(request.model)
     is_set = is_fixed or request.components not in (None, AUTO)
