@@ -370,12 +370,15 @@ class _Curves(NamedTuple):
         Mean and variance of y, (n_nodes, n).
     shares
         Weights of the nodes, (n_nodes,).
+    pair_variances
+        Mean of the product of two variances over the nodes, (n, n).
     """
 
     planes: Array
     scores: Array
     variances: Array
     shares: Array
+    pair_variances: Array
 
 
 def _tabulate_curves(model: FittedItems) -> _Curves:
@@ -391,7 +394,8 @@ def _tabulate_curves(model: FittedItems) -> _Curves:
         mean = own @ values
         scores[:, alike.features] = mean
         variances[:, alike.features] = (own * (values - mean[:, :, None]) ** 2).sum(axis=2)
-    return _Curves(P, scores, variances, np.exp(model.nodes.log_weights))
+    shares = np.exp(model.nodes.log_weights)
+    return _Curves(P, scores, variances, shares, (variances.T * shares) @ variances)
 
 
 def _expect_moments(model: FittedItems) -> _Moments:
@@ -486,13 +490,11 @@ def _multiply_covariance(
     singles[kept], pairs[above] = x[: len(kept)], x[len(kept) :]
     pairs += pairs.T
     toward = curves.scores @ pairs  # (n_nodes, n)
-    own = _multiply_plane_covariance(singles + toward[:, owners], curves.planes, model)
+    own = _multiply_plane_covariance(singles + toward[:, owners], curves, model)
     by_item = np.add.reduceat(own, model.firsts, axis=1)
     weighted = curves.scores.T * curves.shares
     crossed = weighted @ by_item
-    product = (
-        crossed + crossed.T + pairs * ((curves.variances.T * curves.shares) @ curves.variances)
-    )
+    product = crossed + crossed.T + pairs * curves.pair_variances
     means = curves.planes @ singles + 0.5 * (toward * curves.scores).sum(axis=1)
     between = curves.shares * (means - curves.shares @ means)
     product += (curves.scores.T * between) @ curves.scores
@@ -500,14 +502,16 @@ def _multiply_covariance(
     return np.concatenate([of_planes[kept], product[above]])
 
 
-def _multiply_plane_covariance(x: Array, P: Array, model: FittedItems) -> Array:
+def _multiply_plane_covariance(x: Array, curves: _Curves, model: FittedItems) -> Array:
     """Return the covariance of the planes of each item given a node times x, (n_nodes, n_planes).
 
     E[t_j t_k] is P of the higher of both planes.
     """
+    if model.items.is_binary:
+        return curves.variances * x
     product = np.empty_like(x)
     for alike in iter_alike(model.items.n_planes):
-        own, p = x[:, alike.planes], P[:, alike.planes]
+        own, p = x[:, alike.planes], curves.planes[:, alike.planes]
         lower, weighted = np.cumsum(own, axis=2), p * own
         higher = np.cumsum(weighted[:, :, ::-1], axis=2)[:, :, ::-1] - weighted
         total = weighted.sum(axis=2, keepdims=True)
@@ -533,9 +537,8 @@ def _differentiate_statistics(model: FittedItems, kept: Indices) -> scipy.sparse
     for alike in iter_alike(items.n_planes):
         slopes = _differentiate_planes(items, eta, alike)
         by_plane = np.einsum("aikjl,alc->ikjc", slopes, directions, optimize=True)
-        by_score = np.einsum(
-            "aijl,lk,alc->ijkc", slopes.sum(axis=2), curves.scores, directions, optimize=True
-        )
+        along = np.einsum("aijl,alc->ijcl", slopes.sum(axis=2), directions)
+        by_score = np.swapaxes(along @ curves.scores, 2, 3)  # (n_alike, m, n, width)
         for item, planes, of_planes, of_pairs in zip(
             alike.features, alike.planes, by_plane, by_score, strict=True
         ):
