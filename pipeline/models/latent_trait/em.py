@@ -109,6 +109,13 @@ MAX_PARAMETER = 1e4  # a curve this steep is a step
 _STORED_RANGE = NumberRange(minimum=-1e6, maximum=1e6)
 
 
+ITEM_ARRAYS = (
+    *("weights", "offsets", "level_offsets", "level_weights", "deviations"),
+    *("guessing", "slipping"),
+)
+"""Names of arrays that may differ by group; then `group_NAME` has those of all groups."""
+
+
 class TraitGroup(NamedTuple):
     """Items and traits of one group of rows: x = mean + root u with u ~ N(0, I).
 
@@ -315,15 +322,14 @@ class LatentTraitParams:
         return join_asymptotes(self.guessing, self.slipping)
 
     def get_level_items(self, kind: ItemKind, segment: int | None = None) -> LevelItems:
-        """Return the items as the kernels take them, of the rows of a segment.
+        """Return the items of the rows of a segment by planes; a binary item has one plane.
 
         Without segment they are the items of the first group; see `get_group` for other segments.
         """
-        if self.n_levels is None:
-            own: Any = self if segment is None else self.get_group(segment)
-            return LevelItems.from_binary(own.weights, own.offsets, own.asymptotes)
-        if segment is not None and self.group_level_offsets is not None:
+        if segment is not None and self.group_weights is not None:
             return self.select_items(segment).get_level_items(kind)
+        if self.n_levels is None:
+            return LevelItems.from_binary(*self.items, self.asymptotes)
         assert self.level_offsets is not None
         n_planes = self.n_levels - 1
         items = np.repeat(np.arange(len(n_planes)), n_planes)
@@ -345,23 +351,21 @@ class LatentTraitParams:
         return GaussianItems(self.weights[own], self.offsets[own], self.deviations, self.scales)
 
     def select_items(self, segment: int) -> LatentTraitParams:
-        """Return the items with several levels of a segment as if there were no groups.
+        """Return the items of a segment as if there were no groups.
 
         Those of other segments are the mean over the fitted ones.
         """
-        if self.group_level_offsets is None:
+        if self.group_weights is None:
             return self
-        assert self.group_weights is not None
-        assert self.group_offsets is not None
-        shares, deviations = self._get_shares(segment), self.group_deviations
-        level_weights = self.group_level_weights
+        shares = self._get_shares(segment)
+        by_group = {name: getattr(self, f"group_{name}") for name in ITEM_ARRAYS}
         return replace(
             self,
-            weights=np.tensordot(shares, self.group_weights, 1),
-            offsets=shares @ self.group_offsets,
-            level_offsets=shares @ self.group_level_offsets,
-            level_weights=None if level_weights is None else np.tensordot(shares, level_weights, 1),
-            deviations=None if deviations is None else shares @ deviations,
+            **{
+                name: np.tensordot(shares, own, 1)
+                for name, own in by_group.items()
+                if own is not None
+            },
         )
 
     def _get_shares(self, segment: int) -> Array:
@@ -1139,7 +1143,7 @@ def represents_all_scales(params: LatentTraitParams, working: Arrays, sums: Sums
     It does for random draws, and for a grid that does not resolve the items or the posteriors.
     Parameter expansion would then lower the estimate.
     """
-    if "ones" not in sums.values:
+    if not sums.values.get("ones", np.zeros(0)).size:
         return True
     if (grid := grid_from_working(working)) is None:
         return False

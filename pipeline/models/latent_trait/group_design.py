@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
 
-from pipeline.numerics.logistic.newton_step import unpack_triangles
+from pipeline.errors import FitError
+from pipeline.models.latent_trait.em import (
+    LatentTraitParams,
+    make_params,
+    turn_to_principal_axes,
+)
+from pipeline.models.loading_pattern import LoadingPattern
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-_MAX_STEP_LENGTH = 1.0  # largest root mean square change of w·x + b in a group
-_RIDGE = 1e-9  # of the trace; gives a solution to items with hardly any curvature
 MIN_VARIANCE = 1e-12  # of a trait; no row informs about a trait without weights
 _MIN_ROOT = 1e-3  # of the diagonal of a Cholesky factor after an extrapolation
 _MAX_SCORING_STEPS, _SCORING_TOLERANCE = 20, 1e-12
@@ -23,15 +28,12 @@ _MAX_SCORING_STEPS, _SCORING_TOLERANCE = 20, 1e-12
 
 @dataclass(frozen=True)
 class GroupDesign:
-    """Which parameters are estimated, and which are equal.
+    """What is estimated of the distribution of the traits in each group.
 
     Attributes
     ----------
-    index
-        Number of the free parameter that each slope and offset is, (n_groups, n_features, q + 1);
-        -1 if it is known. Equal numbers are equal parameters. Further columns are asymptotes.
-    known
-        Values of known parameters, of the same shape; any value elsewhere.
+    n_components
+        Number of traits.
     has_free_mean, has_free_covariance
         Whether the distribution of the traits is estimated, (n_groups,) each.
     has_free_correlation
@@ -48,12 +50,11 @@ class GroupDesign:
     is_expanded
         Whether the traits of the first group are estimated too, and absorbed in its items. The
         objective must not depend on their scale and origin.
-    n_asymptotes
-        Number of columns of asymptotes, 0 or 2.
+    origin
+        Which parameters can absorb a shift of all traits; None if none can.
     """
 
-    index: Indices
-    known: Array
+    n_components: int
     has_free_mean: Flags
     has_free_covariance: Flags
     has_free_correlation: Flags
@@ -62,28 +63,7 @@ class GroupDesign:
     are_means_absorbed: bool
     is_rotatable: bool
     is_expanded: bool
-    n_asymptotes: int = 0
-
-    @property
-    def n_components(self) -> int:
-        """Number of traits."""
-        return int(self.index.shape[2]) - 1 - self.n_asymptotes
-
-    @property
-    def n_free(self) -> int:
-        """Number of free slopes and offsets."""
-        return int(self.index.max(initial=-1)) + 1
-
-    def collect(self, items: Array) -> Array:
-        """Return the free parameters, (n_free,), given slopes and offsets of all groups."""
-        free, is_free = np.zeros(self.n_free), self.index >= 0
-        free[self.index[is_free]] = items[is_free]
-        return free
-
-    def fill(self, free: Array) -> Array:
-        """Return slopes and offsets of all groups, given the free parameters."""
-        padded = np.append(free, 0.0)  # -1 is the last place
-        return np.where(self.index >= 0, padded[self.index], self.known)
+    origin: Literal["offsets", "means"] | None
 
 
 def make_group_design(
@@ -116,24 +96,6 @@ def make_group_design(
         Whether the traits of a loading pattern may be correlated.
     """
     n_features, width = known_items.shape
-    key = np.arange(n_features * width).reshape(n_features, width)
-    if equal_slopes:
-        key[:, :-1] = 0
-    items = known_items.copy()
-    if slopes is not None:
-        key[:, :-1] = _list_first_places(slopes, key[:, :-1])
-        items[:, :-1][slopes < 0] = 0.0
-    is_own = np.zeros((n_features, width), np.bool_)
-    is_own[:, :-1] = invariance == "configural"
-    is_own[:, -1] = invariance in ("configural", "metric")
-    is_own[free_items, -1] = True
-    if not equal_slopes:
-        is_own[free_items, :-1] = True
-    group = np.arange(n_groups)[:, None, None]
-    keys = np.where(is_own, key + key.size * group, key)
-    is_known = np.broadcast_to(~np.isnan(items), keys.shape)
-    index = np.full(keys.shape, -1)
-    index[~is_known] = np.unique(keys[~is_known], return_inverse=True)[1]
     has_slope = (np.nan_to_num(known_items[:, :-1]) != 0).any(axis=1)
     known_slopes = known_items[:, :-1]
     has_known_scale = _span_traits(known_slopes[~np.isnan(known_slopes).any(axis=1)])
@@ -146,10 +108,14 @@ def make_group_design(
     has_free_covariance = (has_known_scale | (is_later & are_slopes_equal)) & (traits == "free")
     has_correlations = slopes is not None and is_correlated and width > 2
     has_scales = slopes is None or not has_equal_slopes_across_traits(slopes)
+    has_free_mean = (has_known_place | (is_later & are_offsets_equal)) & (traits != "standard")
+    loads = np.isnan(known_slopes) if slopes is None else np.isnan(known_slopes) & (slopes >= 0)
+    origin: Literal["offsets", "means"] | None = "means" if has_free_mean.all() else None
+    if (np.isnan(known_items[:, -1]) | ~(loads.any(axis=1) | has_slope)).all():
+        origin = "offsets"
     return GroupDesign(
-        index,
-        np.broadcast_to(np.nan_to_num(items), keys.shape),
-        (has_known_place | (is_later & are_offsets_equal)) & (traits != "standard"),
+        width - 1,
+        has_free_mean,
         has_free_covariance,
         ~has_free_covariance & has_correlations,
         slopes is not None and not is_correlated,
@@ -157,6 +123,7 @@ def make_group_design(
         invariance in ("configural", "metric"),
         not has_known_items and slopes is None,
         not has_known_items and prior_precision == 0 and has_scales,
+        origin,
     )
 
 
@@ -166,12 +133,6 @@ def _span_traits(slopes: Array) -> bool:
     return bool(n_items >= q and np.linalg.matrix_rank(slopes) == q)
 
 
-def _list_first_places(slopes: Indices, places: Indices) -> Indices:
-    """Return for each slope the place of the first that is equal to it."""
-    _, first, inverse = np.unique(slopes, return_index=True, return_inverse=True)
-    return np.where(slopes < 0, places, places.reshape(-1)[first][inverse.reshape(slopes.shape)])
-
-
 def has_equal_slopes_across_traits(slopes: Indices) -> bool:
     """Return whether a slope on a trait is equal to a slope on another one."""
     traits = np.broadcast_to(np.arange(slopes.shape[1]), slopes.shape)
@@ -179,108 +140,15 @@ def has_equal_slopes_across_traits(slopes: Indices) -> bool:
     return bool(len(np.unique(pairs[0])) < pairs.shape[1])
 
 
-def take_group_step(
-    design: GroupDesign,
-    items: Array,
-    mean: Array,
-    root: Array,
-    gradient: Array,
-    curvature: Array,
-    prior_precision: float,
-) -> Array:
-    """Take a Newton step for all free slopes and offsets, shortened where it is long.
-
-    Parameters
-    ----------
-    items
-        Slopes and offsets of all groups, (n_groups, n_features, q + 1).
-    mean, root
-        μ_g, (n_groups, q), and L_g, (n_groups, q, q).
-    gradient, curvature
-        Of the slopes and offsets of u in each group, (n_groups, n_features, q + 1) and, as upper
-        triangles, (n_groups, n_features, (q + 1)(q + 2) / 2).
-    prior_precision
-        Precision of the normal prior of every free slope.
-
-    Returns
-    -------
-    ndarray
-        The new slopes and offsets of all groups.
-    """
-    if not design.n_free:
-        return items
-    n_groups, n_features, width = items.shape
-    change = list_changes(mean, root)
-    matrices = unpack_triangles(curvature.reshape(-1, curvature.shape[-1]), width)
-    matrices = matrices.reshape(n_groups, n_features, width, width)
-    own_curvature = np.einsum("gab,giac,gcd->gibd", change, matrices, change)
-    free, is_free = design.collect(items), design.index >= 0
-    is_slope = np.zeros(design.n_free, np.bool_)
-    is_slope[design.index[:, :, :-1][is_free[:, :, :-1]]] = True
-    prior = np.where(is_slope, prior_precision, 0.0)
-    own_gradient = np.einsum("gab,gia->gib", change, gradient)
-    step = solve_for_step(design, own_gradient, own_curvature, -prior * free, prior)
-    return design.fill(free + shorten_step(design, change, step))
-
-
-def shorten_step(design: GroupDesign, change: Array, step: Array) -> Array:
-    """Shorten the step of the free parameters, (n_free,), where an item changes much.
-
-    `change` is the result of `list_changes`.
-    """
-    is_free = design.index >= 0
-    by_item = np.where(is_free, np.append(step, 0.0)[design.index], 0.0)
-    length = np.linalg.norm(np.einsum("gab,gib->gia", change, by_item), axis=2)
-    scale = np.ones(design.n_free)
-    limit = np.minimum(1.0, _MAX_STEP_LENGTH / np.maximum(length, _MAX_STEP_LENGTH))
-    limits = np.broadcast_to(limit[..., None], by_item.shape)
-    np.minimum.at(scale, design.index[is_free], limits[is_free])
-    return np.asarray(scale * step)
-
-
-def solve_for_step(
-    design: GroupDesign,
-    gradient: Array,
-    curvature: Array,
-    prior_gradient: Array,
-    prior_curvature: Array,
-) -> Array:
-    """Return the Newton step of all free parameters, (n_free,).
-
-    Parameters
-    ----------
-    gradient, curvature
-        Of the items of each group, (n_groups, n_features, width) and (..., width, width).
-    prior_gradient, prior_curvature
-        Of the log prior, (n_free,) each.
-    """
-    is_free = design.index >= 0
-    places = design.index[is_free]
-    slope = np.bincount(places, gradient[is_free], design.n_free) + prior_gradient
-    rows, columns = np.broadcast_arrays(design.index[..., :, None], design.index[..., None, :])
-    are_free = (rows >= 0) & (columns >= 0)
-    entries = (curvature[are_free], (rows[are_free], columns[are_free]))
-    hessian = scipy.sparse.coo_array(entries, shape=(design.n_free,) * 2).tocsc()
-    diagonal = prior_curvature + np.finfo(float).tiny
-    ridge = np.zeros(design.n_free)
-    trace = np.einsum("giaa->gi", curvature)
-    np.add.at(ridge, places, np.broadcast_to(trace[..., None], gradient.shape)[is_free])
-    hessian = hessian + scipy.sparse.diags_array(diagonal + _RIDGE * ridge)
-    return np.asarray(scipy.sparse.linalg.spsolve(hessian.tocsc(), slope))
-
-
 def factorize(covariance: Array) -> Array:
     """Return the Cholesky factors L of covariances, (n_groups, q, q)."""
     return np.asarray(np.linalg.cholesky(covariance), np.float64)
 
 
-def list_changes(mean: Array, root: Array, n_asymptotes: int = 0) -> Array:
-    """Return the matrices D_g with (L_gᵀ w, b + w·μ_g) = D_g (w, b), (n_groups, width, width).
-
-    Asymptotes, which follow the offset, do not change.
-    """
+def list_changes(mean: Array, root: Array) -> Array:
+    """Return the matrices D_g with (L_gᵀ w, b + w·μ_g) = D_g (w, b), (n_groups, q + 1, q + 1)."""
     n_groups, q = mean.shape
-    change = np.tile(np.eye(q + 1 + n_asymptotes), (n_groups, 1, 1))
+    change = np.tile(np.eye(q + 1), (n_groups, 1, 1))
     change[:, :q, :q] = root.transpose(0, 2, 1)
     change[:, q, :q] = mean
     return change
@@ -403,13 +271,16 @@ def compose_covariances(root: Array, n_standard: int) -> Array:
     root, q = root.copy(), root.shape[1]
     root[:, range(q), range(q)] = np.maximum(root[:, range(q), range(q)], _MIN_ROOT)
     root[:n_standard] /= np.linalg.norm(root[:n_standard], axis=2, keepdims=True)
-    return np.asarray(root @ root.transpose(0, 2, 1))
+    covariance = np.asarray(root @ root.transpose(0, 2, 1))
+    covariance[:n_standard, range(q), range(q)] = 1.0  # without rounding errors
+    return covariance
 
 
 def convert_to_correlation(covariance: Array) -> Array:
     """Return the correlations that belong to covariances, (n_groups, q, q)."""
     scale = np.sqrt(np.diagonal(covariance, axis1=1, axis2=2))
     correlation: Array = covariance / (scale[:, :, None] * scale[:, None])
+    correlation[:, range(scale.shape[1]), range(scale.shape[1])] = 1.0  # without rounding errors
     return correlation
 
 
@@ -434,3 +305,82 @@ def _estimate_correlation(correlation: Array, scatter: Array) -> Array:
             step = step / 2
         correlation = moved
     return correlation
+
+
+def find_free_items(free: str, features: Sequence[str]) -> NDArray[np.intp]:
+    """Return the items that the setting `free` names."""
+    names = [name.strip() for name in free.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in features]:
+        raise FitError(
+            f"{{free}} names {unknown[0]!r}, but the dataset has no such feature. "
+            "Separate names of features by commas.",
+            parameter="free",
+        )
+    return np.array([features.index(name) for name in names], np.intp)
+
+
+def describe_traits(params: LatentTraitParams) -> dict[str, list[float]]:
+    """Return mean and covariance of the traits of all rows, and their standard errors."""
+    names = ("trait_mean", "trait_covariance")
+    values = {name: getattr(params, name)[0].ravel() for name in names}
+    if params.trait_mean_error is not None:
+        values |= {f"{name}_error": getattr(params, f"{name}_error")[0].ravel() for name in names}
+    return {name: array.tolist() for name, array in values.items() if np.isfinite(array).all()}
+
+
+def get_traits(params: LatentTraitParams) -> tuple[Array, Array]:
+    """Return μ_g, (n_groups, q), and Σ_g, (n_groups, q, q)."""
+    if params.trait_mean is None:
+        q = params.weights.shape[1]
+        return np.zeros((1, q)), np.eye(q)[None]
+    assert params.trait_covariance is not None
+    return params.trait_mean, params.trait_covariance
+
+
+def choose_group_axes(
+    params: LatentTraitParams, design: GroupDesign, pattern: LoadingPattern | None
+) -> LatentTraitParams:
+    """Turn the traits to the principal axes of the first group, unless slopes fix them.
+
+    With a loading pattern, only the signs of the traits are free. Groups with axes of their own
+    have the signs with which their slopes agree best with those of the first group.
+    """
+    slopes = params.weights[None] if params.group_weights is None else params.group_weights
+    if pattern is not None and not has_equal_slopes_across_traits(pattern.slopes):
+        # The slopes of a trait in the first group have a positive sum.
+        signs = np.where(params.weights.sum(axis=0) < 0, -1.0, 1.0) * np.ones((len(slopes), 1))
+        if not design.are_axes_shared:
+            signs = signs * _compare_with_first(slopes)
+        return _turn_traits(params, slopes, np.eye(signs.shape[1]) * signs[:, None])
+    if not design.is_rotatable:
+        return params
+    none = np.zeros(slopes.shape[1])
+    axes = np.stack(
+        [
+            turn_to_principal_axes(make_params(own, none)).axes
+            for own in (slopes[:1] if design.are_axes_shared else slopes)
+        ]
+    )
+    signs = _compare_with_first(slopes @ axes)[: len(axes)]
+    return _turn_traits(params, slopes, axes * signs[:, None])
+
+
+def _turn_traits(params: LatentTraitParams, slopes: Array, axes: Array) -> LatentTraitParams:
+    """Return the parameters on other axes, (n_groups, q, q) or (1, q, q)."""
+    slopes = slopes @ axes
+    turned = replace(params, weights=slopes[0].copy(), axes=axes[0])
+    if params.group_weights is not None:
+        turned = replace(turned, group_weights=slopes)
+    if params.trait_mean is None:
+        return turned
+    mean, covariance = get_traits(params)
+    return replace(
+        turned,
+        trait_mean=(mean[:, None] @ axes)[:, 0],
+        trait_covariance=axes.transpose(0, 2, 1) @ covariance @ axes,
+    )
+
+
+def _compare_with_first(slopes: Array) -> Array:
+    """Return −1 for traits whose slopes in a group oppose those in the first, (n_groups, q)."""
+    return np.where((slopes * slopes[:1]).sum(axis=1) < 0, -1.0, 1.0)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +19,7 @@ from scipy.special import betaln, expit, log_expit
 from pipeline.errors import FitError
 
 Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
 
 PRIOR_FAMILIES = {
     "slope_prior": ("normal", "lognormal"),
@@ -118,3 +121,25 @@ def parse_prior(text: str, name: str, families: tuple[str, ...]) -> ItemPrior | 
     if not has_shape or not all(map(math.isfinite, numbers)):
         raise error
     return prior
+
+
+class PlacedPrior(NamedTuple):
+    """A prior, and the places of the free parameters that have it."""
+
+    places: Indices
+    prior: ItemPrior
+
+
+def sum_log_prior(free: Array, priors: Sequence[PlacedPrior]) -> float:
+    """Return the log prior of the free parameters, (n_free,)."""
+    return float(sum(prior.compute_log_density(free[k]).sum() for k, prior in priors))
+
+
+def differentiate_log_prior(free: Array, priors: Sequence[PlacedPrior]) -> tuple[Array, Array]:
+    """Return gradient and minus the second derivatives of the log prior, (n_free,) each."""
+    gradient, curvature = np.zeros((2, len(free)))
+    for places, prior in priors:
+        own_gradient, own_curvature = prior.differentiate(free[places])
+        gradient[places] += own_gradient
+        curvature[places] += own_curvature
+    return gradient, curvature

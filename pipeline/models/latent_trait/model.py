@@ -146,14 +146,7 @@ from pipeline.statistics.sums import ClusteredSums, Sums
 
 Array = NDArray[np.float64]
 
-_CONFIRMATORY_CLASS = "pipeline.models.latent_trait.confirmatory:ConfirmatoryTrait"
-_ASYMPTOTE_CLASS = "pipeline.models.latent_trait.asymptotes:AsymptoteTrait"
-_ORDINAL_CLASS = "pipeline.models.latent_trait.levels.model:OrdinalTrait"
-_ORDINAL_CONFIRMATORY_CLASS = (
-    "pipeline.models.latent_trait.levels.confirmatory:ConfirmatoryOrdinalTrait"
-)
-_ORDINAL_REGRESSION_CLASS = "pipeline.models.latent_trait.levels.regression:OrdinalRegression"
-_REGRESSION_CLASS = "pipeline.models.latent_trait.latent_regression:LatentRegression"
+_STRUCTURED_CLASS = "pipeline.models.latent_trait.structured:StructuredTrait"
 _DEFAULT_DRAWS = 500
 _FIRST_STAGE_TOL = 1e-3  # of the variational stage of `auto`
 SHORT_RUN_TOL = 1e-4  # of several starts
@@ -253,8 +246,6 @@ class LatentTrait(Model):
         ("groups", "covariates", "pattern", "known items", "frequency", "sampling", "clusters"),
         (Conflict("pattern", "covariates"), Conflict("pattern", "known items")),
     )
-    mean_reach: ClassVar[float] = 0.0
-    """How much farther the nodes reach because rows have means of their own, in deviations."""
     unlinked_effect: ClassVar[str] = (
         "traits may have opposite signs and other scales in each part, and "
         "scores of different parts cannot be compared"
@@ -325,6 +316,11 @@ class LatentTrait(Model):
             parse_prior(getattr(self, name), name, families)
 
     @property
+    def mean_reach(self) -> float:
+        """How much farther the nodes reach because rows have means of their own, in deviations."""
+        return 0.0
+
+    @property
     def has_asymptotes(self) -> bool:
         """Whether items have guessing or slipping."""
         return self.guessing != "none" or self.slipping != "none"
@@ -348,8 +344,10 @@ class LatentTrait(Model):
             )
         if not self.has_asymptotes:
             self._check_unused_priors()
-        kind = _choose_class(self, structure)
-        return plain if kind is None else kind.from_model(self, structure)
+        is_plain = are_binary(structure.features) and not structure.parts
+        if is_plain and not self.has_asymptotes:
+            return plain
+        return resolve_name(_STRUCTURED_CLASS).from_model(self, structure)
 
     def check_unused_settings(self, *names: str) -> None:
         """Refuse settings of groups in a fit without groups, unless they have their defaults."""
@@ -568,8 +566,14 @@ class LatentTrait(Model):
         self, state: FitState, weights: Array, held_out: float, estimator: str
     ) -> FitState:
         """Start a stage with these weights, held-out share and E-step."""
-        params, q = make_params(weights, state.params.offsets), weights.shape[1]
-        working = {"held_out": np.array(held_out)}
+        working = self._make_working(state, weights, held_out, estimator)
+        return replace(state, params=make_params(weights, state.params.offsets), working=working)
+
+    def _make_working(
+        self, state: FitState, weights: Array, held_out: float, estimator: str
+    ) -> Arrays:
+        """Return the working state of a stage with these weights."""
+        working, q = {"held_out": np.array(held_out)}, weights.shape[1]
         if estimator == "quadrature":
             grid = NodeGrid(self.nodes, q) if self.nodes else choose_first_grid(weights)
             is_complete = bool(state.auxiliary["is_complete"])
@@ -585,7 +589,7 @@ class LatentTrait(Model):
             working |= draw_nodes(self.nodes or _DEFAULT_DRAWS, q, rng)._asdict()
         elif estimator == "ep":
             working["by_sites"] = np.array(1)
-        return replace(state, params=params, working=working)
+        return working
 
     def warm_start(self, state: FitState, params: LatentTraitParams) -> FitState:
         """Start the last stage from an earlier fit, on the axes of its last pass."""
@@ -1030,22 +1034,6 @@ class LatentTrait(Model):
             items = params.get_level_items(self.items, segment).gaussians
             assert items is not None
             yield rows, items
-
-
-def _choose_class(model: LatentTrait, structure: Structure) -> Any:
-    """Return the class that fits a model with a structure; None for the model's own."""
-    parts = (structure.groups or None, structure.known_items, structure.pattern)
-    is_confirmatory = any(part is not None for part in parts)
-    has_covariates = structure.covariates is not None
-    if not are_binary(structure.features):
-        if has_covariates:
-            return resolve_name(_ORDINAL_REGRESSION_CLASS)
-        return resolve_name(_ORDINAL_CONFIRMATORY_CLASS if is_confirmatory else _ORDINAL_CLASS)
-    if has_covariates:
-        return resolve_name(_REGRESSION_CLASS)
-    if model.has_asymptotes:
-        return resolve_name(_ASYMPTOTE_CLASS)
-    return resolve_name(_CONFIRMATORY_CLASS) if is_confirmatory else None
 
 
 def _iter_segments(

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.covariates import find_collinear
-from pipeline.models.latent_trait.group_design import MIN_VARIANCE, GroupDesign, factorize
+from pipeline.data.blocks import BinaryBlock
+from pipeline.data.covariates import MAX_FIRST_COVARIATE, Covariates, find_collinear
+from pipeline.errors import FitError
+from pipeline.models.latent_trait.em import LatentTraitParams
+from pipeline.models.latent_trait.group_design import (
+    MIN_VARIANCE,
+    GroupDesign,
+    factorize,
+    get_traits,
+)
+from pipeline.models.state import FitState
+from pipeline.numerics.logistic.lattice_nodes import MAX_MEAN_REACH
+from pipeline.numerics.logistic.trait_scores import RowRegression
+from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
 
+_MAX_CONTRADICTION = 300.0  # nats that rows of high leverage may cost
 _MIN_VARIANCE_SHARE = 0.1  # of a variance before a step
 
 
@@ -32,15 +47,6 @@ class Regression(NamedTuple):
     coefficients: Array
 
 
-def find_origin(design: GroupDesign) -> Literal["offsets", "means"] | None:
-    """Return which parameters can absorb a shift of all traits; None if none can."""
-    q = design.n_components
-    has_slope = (design.index[:, :, :q] >= 0).any(axis=2) | design.known[:, :, :q].any(axis=2)
-    if ((design.index[:, :, q] >= 0) | ~has_slope).all():
-        return "offsets"
-    return "means" if design.has_free_mean.all() else None
-
-
 def move_origin(
     design: GroupDesign, items: Array, mean: Array, shift: Array
 ) -> tuple[Array, Array]:
@@ -49,7 +55,7 @@ def move_origin(
     Offsets take the effect up, w·shift, or the means do if offsets are known; with neither, `shift`
     must be 0.
     """
-    if find_origin(design) == "offsets":
+    if design.origin == "offsets":
         q, items = design.n_components, items.copy()
         items[:, :, q] += items[:, :, :q] @ shift
         return items, mean
@@ -153,3 +159,105 @@ def _limit_shrinkage(covariance: Array, root: Array) -> Array:
     axes = root @ axes
     kept = np.maximum(variances, _MIN_VARIANCE_SHARE)
     return np.asarray((axes * kept[:, None]) @ axes.transpose(0, 2, 1))
+
+
+def get_coefficients(params: LatentTraitParams) -> tuple[Array, Array]:
+    """Return Γ, (n_covariates, q), and the center of the covariates, (n_covariates,)."""
+    assert params.coefficients is not None
+    assert params.covariate_center is not None
+    return params.coefficients, params.covariate_center
+
+
+def check_covariates(design: GroupDesign, products: Array, names: Sequence[str]) -> None:
+    """Refuse a covariate that groups and other covariates explain, given Σ_n ẑ ẑᵀ of the groups."""
+    if (place := find_unidentified_covariate(design, products)) is not None:
+        raise FitError(
+            f"{{covariates}}: {names[place]} has hardly any differences "
+            "within groups that other covariates do not explain. Leave it out.",
+            parameter="covariates",
+        )
+
+
+def make_row_regression(
+    params: LatentTraitParams,
+    group: int,
+    block: BinaryBlock,
+    scale: Array,
+    max_covariate: float = math.inf,
+) -> RowRegression:
+    """Return standardized covariates, limited to a size, and the priors of the rows of a block."""
+    assert block.covariates is not None
+    center = get_coefficients(params)[1]
+    z = np.clip((block.covariates - center) / scale, -max_covariate, max_covariate)
+    means = params.get_group(group).compute_row_means(center + z * scale)
+    assert means is not None
+    return RowRegression(z, means)
+
+
+def limit_covariates(state: FitState, covariates: Covariates) -> FitState:
+    """Begin with limited covariates if some rows have high leverage.
+
+    From coefficients of 0, such rows would hold them there, whatever all others tell.
+    """
+    if not covariates.leverages:
+        return state
+    working = {**state.working, "max_covariate": np.array(MAX_FIRST_COVARIATE)}
+    return replace(state, working=working)
+
+
+def find_contradiction(
+    state: FitState, statistics: Sums, covariates: Covariates
+) -> FitState | None:
+    """Return to coefficients of 0 if rows of high leverage contradict those of the other rows.
+
+    None if they do not.
+    """
+    reached = float(state.working.get("limited_objective", -np.inf))
+    if statistics.objective >= reached - _MAX_CONTRADICTION:
+        return None
+    coefficients, _ = get_coefficients(state.params)
+    names = {leverage.name for leverage in covariates.leverages}
+    is_far = np.array([name in names for name in covariates.names])
+    own = np.where(is_far[:, None], 0.0, coefficients)
+    working = {name: v for name, v in state.working.items() if name != "limited_objective"}
+    return replace(state, params=replace(state.params, coefficients=own), working=working)
+
+
+def limit_crossing(before: Array, after: Array, covariates: Covariates) -> Array:
+    """Return coefficients of standardized covariates that take no row of high leverage too far.
+
+    The values of such a row say nothing about its traits while these are certain. If a step of the
+    coefficients reverses them, it ends where they are uncertain again, as the row may object.
+    """
+    limited = after.copy()
+    for leverage in covariates.leverages:
+        k = covariates.names.index(leverage.name)
+        z = (leverage.value - covariates.means[k]) / covariates.deviations[k]
+        reach = MAX_MEAN_REACH / abs(z)
+        is_crossing = before[k] * limited[k] < 0
+        limited[k] = np.where(is_crossing, np.clip(limited[k], -reach, reach), limited[k])
+    return limited
+
+
+def describe_population(
+    params: LatentTraitParams, statistics: Sums, scale: Array
+) -> tuple[dict[str, Array], list[float]]:
+    """Return the traits over the fitted rows, and the shares of variance that covariates explain.
+
+    `scale` has the deviations of the covariates.
+    """
+    (coefficients, center), (mean, covariance) = get_coefficients(params), get_traits(params)
+    products = statistics.values["covariate_products"]
+    n_rows = products[:, -1:, -1]
+    z_mean = products[:, :-1, -1] / n_rows
+    z_covariance = products[:, :-1, :-1] / n_rows[:, :, None]
+    z_covariance -= z_mean[:, :, None] * z_mean[:, None]
+    own = coefficients * scale[:, None]
+    explained = own.T @ z_covariance @ own
+    population = {
+        "population_mean": mean + center @ coefficients + z_mean @ own,
+        "population_covariance": covariance + explained,
+    }
+    shares = n_rows[:, 0] / n_rows.sum()
+    variances = [np.diag(np.tensordot(shares, part, 1)) for part in (explained, covariance)]
+    return population, (variances[0] / (variances[0] + variances[1])).tolist()

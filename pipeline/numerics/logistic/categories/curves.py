@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, log_expit
 
 from pipeline.numerics.logistic import asymptotes as binary_curves
-from pipeline.numerics.logistic.asymptotes import Asymptotes
+from pipeline.numerics.logistic.asymptotes import Asymptotes, from_logits, to_logits
 from pipeline.numerics.logistic.categories.gaussian_items import GaussianItems
 from pipeline.numerics.logistic.latent_nodes import (
     NodeCurves,
@@ -95,8 +95,16 @@ class LevelItems(NamedTuple):
         return bool((self.n_planes == 1).all())
 
     def to_forms(self) -> Floats:
-        """Return weights and offsets side by side of all planes, then of continuous items."""
+        """Return weights and offsets side by side of all planes, then of continuous items.
+
+        With asymptotes, two forms per item follow, whose offsets are their logits.
+        """
         own = np.column_stack([self.weights, self.offsets])
+        if self.asymptotes is not None:
+            logits = np.column_stack([to_logits(values) for values in self.asymptotes])
+            further = np.zeros((logits.size, own.shape[1]))
+            further[:, -1] = logits.ravel()
+            return np.vstack([own, further])
         return own if self.gaussians is None else np.vstack([own, self.gaussians.to_forms()])
 
     def with_forms(self, forms: Floats) -> LevelItems:
@@ -104,7 +112,11 @@ class LevelItems(NamedTuple):
         n = len(self.offsets)
         gaussians = None if self.gaussians is None else self.gaussians.with_forms(forms[n:])
         weights, offsets = forms[:n, :-1].copy(), forms[:n, -1].copy()
-        return self._replace(weights=weights, offsets=offsets, gaussians=gaussians)
+        items = self._replace(weights=weights, offsets=offsets, gaussians=gaussians)
+        if self.asymptotes is None:
+            return items
+        logits = forms[n:, -1].reshape(-1, 2)
+        return items._replace(asymptotes=Asymptotes(*from_logits(logits.T)))
 
     def compute_forms(self, points: Floats) -> Floats:
         """Return η at points, (n_planes, n_points)."""

@@ -25,6 +25,12 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.executors.cancellation import check_cancelled
+from pipeline.numerics.logistic.asymptotes import (
+    differentiate_curves,
+    sum_expected_curvature,
+    sum_item_scores,
+)
+from pipeline.numerics.logistic.asymptotes import sum_observed_curvature as sum_observed_asymptotes
 from pipeline.numerics.logistic.categories.curves import (
     Answers,
     LevelItems,
@@ -135,6 +141,13 @@ class LevelSums(NamedTuple):
 def sum_form_gradient(items: LevelItems, points: Floats, sums: LevelSums) -> Floats:
     """Return the gradient of the expected log-likelihood in v, (n_forms (q + 1),)."""
     eta = items.compute_forms(points)
+    if items.asymptotes is not None:
+        derivatives = differentiate_curves(eta, items.asymptotes.by_item)
+        scores = sum_item_scores(points, sums.ones, sums.mass, derivatives)
+        places = place_asymptotes(len(eta), points.shape[1])
+        total = np.zeros(3 * len(eta) * (points.shape[1] + 1))
+        total[places] = scores
+        return total
     scores = np.empty_like(eta)
     for alike in iter_alike(items.n_planes):
         first = differentiate_levels(eta[alike.planes], items.is_cumulative)
@@ -156,6 +169,8 @@ def sum_form_curvature(
 
     With `is_expected`, they are their mean given x, the Fisher information.
     """
+    if items.asymptotes is not None:
+        return _sum_asymptote_curvature(items, points, sums, is_expected)
     total = _sum_plane_curvature(items, points, sums.ones, sums.mass, is_expected)
     if len(items.offsets):
         total = total + scipy.sparse.block_diag(list(sums.curvatures), format="csc")
@@ -164,6 +179,32 @@ def sum_form_curvature(
     blocks = sum_gaussian_curvature(items.gaussians, sums.gaussians, is_expected)
     joined: scipy.sparse.csc_array = scipy.sparse.block_diag([total, *blocks], format="csc")
     return joined
+
+
+def place_asymptotes(n_features: int, q: int) -> Indices:
+    """Return the places in v of (w, b, logit g, logit s) of each item, (n_features, q + 3)."""
+    own = place_forms(np.arange(n_features)[:, None], q + 1)
+    logits = n_features + np.arange(2 * n_features).reshape(-1, 2)
+    return np.column_stack([own, logits * (q + 1) + q])
+
+
+def _sum_asymptote_curvature(
+    items: LevelItems, points: Floats, sums: LevelSums, is_expected: bool
+) -> scipy.sparse.csc_array:
+    """Return `sum_form_curvature` of items with asymptotes."""
+    assert items.asymptotes is not None
+    eta, asymptotes = items.compute_forms(points), items.asymptotes.by_item
+    derivatives = differentiate_curves(eta, asymptotes)
+    if is_expected:
+        blocks = sum_expected_curvature(points, sums.mass, derivatives)
+    else:
+        counts = sums.ones, sums.mass
+        blocks = sum_observed_asymptotes(points, *counts, eta, asymptotes, derivatives)
+    places = place_asymptotes(len(eta), points.shape[1])
+    size, width = 3 * len(eta) * (points.shape[1] + 1), places.shape[1]
+    rows, columns = np.repeat(places, width, axis=1), np.tile(places, width)
+    entries = (blocks.ravel(), (rows.ravel(), columns.ravel()))
+    return scipy.sparse.coo_array(entries, shape=(size, size)).tocsc()
 
 
 def sum_shift_scores(items: LevelItems, points: Floats, sums: LevelSums) -> tuple[Floats, Floats]:
@@ -175,7 +216,7 @@ def sum_shift_scores(items: LevelItems, points: Floats, sums: LevelSums) -> tupl
     owners = np.repeat(np.arange(n_features), items.n_planes)
     continuous = np.flatnonzero(items.n_planes == 0)
     forms = np.append(np.arange(len(owners)), len(owners) + 2 * np.arange(len(continuous)))
-    n_forms = len(owners) + 2 * len(continuous)
+    n_forms = len(items.to_forms())
     places = (forms * width + width - 1, np.append(owners, continuous))
     shape = (n_forms * width, n_features)
     shifts = scipy.sparse.coo_array((np.ones(len(forms)), places), shape=shape).tocsc()
@@ -214,7 +255,7 @@ def _iter_curvatures(
     """Yield planes of items, (n, m), and their curvatures, (n, m (q + 1), m (q + 1))."""
     eta, extended = items.compute_forms(points), extend_points(points)
     width = extended.shape[1]
-    products = (extended[:, :, None] * extended[:, None]).reshape(len(points), -1)
+    products = (extended[:, :, None] * extended[:, None]).reshape(len(points), width**2)
     for alike in iter_alike(items.n_planes):
         own = eta[alike.planes]
         if is_expected:

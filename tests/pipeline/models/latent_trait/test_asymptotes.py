@@ -39,7 +39,8 @@ MIRT_CASES = {
 
 def fit(data: DenseData, structure: Structure | None = None, **settings: Any) -> FitState:
     model = LatentTrait(**{"n_components": 1, "guessing": "item", "tol": 1e-10, **settings})
-    adapted = model.with_structure(structure or Structure())
+    names = [f"item {k}" for k in range(data.X.shape[1])]
+    adapted = model.with_structure(structure or Structure(features=make_binary_features(names)))
     return fit_model(adapted, make_memory_rows(data), SerialExecutor())
 
 
@@ -261,7 +262,8 @@ def test_a_fit_that_begins_at_its_end_stays_there() -> None:
     data = simulate(500)
     state = fit(data)
     model = LatentTrait(n_components=1, guessing="item", tol=1e-10)
-    adapted = model.with_structure(Structure())
+    structure = Structure(features=make_binary_features(map(str, range(data.X.shape[1]))))
+    adapted = model.with_structure(structure)
     rows = make_memory_rows(data)
     first = collect_first_statistics(adapted, rows, SerialExecutor(), 0)
     start = start_fit(adapted, first, rows, SerialExecutor(), 0, initial_params=state.params)
@@ -364,7 +366,8 @@ def test_sampling_weights_have_robust_errors() -> None:
     data, rng = simulate(500), np.random.default_rng(2)
     weights = rng.integers(1, 4, 500).astype(np.float64)
     settings = {"guessing": "common", "guessing_prior": "none", "tol": 1e-10}
-    model = LatentTrait(n_components=1, **settings).with_structure(Structure())
+    structure = Structure(features=make_binary_features(map(str, range(data.X.shape[1]))))
+    model = LatentTrait(n_components=1, **settings).with_structure(structure)
     weighted = DenseData(data.X, weights=weights)
     rows = make_memory_rows(weighted, kind="sampling")
     state = fit_model(model, rows, SerialExecutor())

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from pipeline.models.latent_trait.levels.design import make_level_design
 from scipy.special import expit, logit
 
 from pipeline.models.latent_trait import standard_errors
@@ -18,7 +19,6 @@ from pipeline.models.latent_trait.item_fit import (
     compare_cells,
     compute_shares_by_score,
 )
-from pipeline.models.latent_trait.levels.design import make_level_design
 from pipeline.numerics.logistic.asymptotes import Asymptotes
 from pipeline.numerics.logistic.categories.curves import LevelItems, compute_level_probabilities
 from pipeline.numerics.logistic.latent_nodes import Nodes, gauss_hermite

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from pipeline.data.features import Feature, make_binary_features, name_planes, split_levels
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
-from pipeline.models.latent_trait.levels.model import OrdinalTrait
 from pipeline.models.latent_trait.model import LatentTrait
+from pipeline.models.latent_trait.structured import StructuredTrait
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
 from pipeline.random import RowRandom
@@ -165,6 +165,12 @@ def simulate(n_rows: int = 400, kind: str = "graded") -> tuple[Levels, tuple[Fea
     return levels, make_features("abcd", [3, 2, 4, 3])
 
 
+def use_shared_nodes(model: Any) -> Any:
+    """Let a fit of binary items use the integrator of items with several levels."""
+    model.__dict__["_is_binary"] = False
+    return model
+
+
 def test_binary_items_are_as_in_the_binary_model() -> None:
     levels = np.minimum(simulate()[0], 1)
     binary = make_binary_features("abcd")
@@ -172,8 +178,9 @@ def test_binary_items_are_as_in_the_binary_model() -> None:
     data, structure = make_data(levels, binary), Structure(features=binary)
     (block,) = make_memory_blocks(data)
     for kind in ("graded", "partial-credit"):
-        model = OrdinalTrait.from_model(LatentTrait(n_components=1, tol=1e-10), structure)
-        own = fit_model(replace(model, items=kind), make_memory_rows(data), SerialExecutor())
+        model = StructuredTrait.from_model(LatentTrait(n_components=1, tol=1e-10), structure)
+        model = use_shared_nodes(replace(model, items=kind))
+        own = fit_model(model, make_memory_rows(data), SerialExecutor())
         nats = [model.log_likelihood(s.params, block, RowRandom(0)).nats for s in (own, state)]
         assert nats[0].mean() == pytest.approx(nats[1].mean(), abs=1e-9)
         np.testing.assert_allclose(own.params.weights, state.params.weights, atol=1e-4)

@@ -18,12 +18,11 @@ from pipeline.data.features import Feature
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor, ThreadsExecutor
 from pipeline.fitting.loop import fit_model
-from pipeline.models.latent_trait.confirmatory import ConfirmatoryTrait
 from pipeline.models.latent_trait.em import LatentTraitParams
-from pipeline.models.latent_trait.levels.confirmatory import ConfirmatoryOrdinalTrait
 from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.loading_pattern import LoadingPattern
 from pipeline.models.structure import Structure
+from tests.pipeline.models.latent_trait.test_ordinal import use_shared_nodes
 from tests.support.strategies import DenseData, make_memory_rows
 
 Floats = NDArray[np.float64]
@@ -198,8 +197,8 @@ def test_binary_items_are_those_of_the_binary_model(settings: dict[str, Any]) ->
     features = tuple(Feature(f"i{k}") for k in range(p))
     structure = Structure(groups=GROUPS, features=features, pattern=pattern)
     model = LatentTrait(**{"n_components": 1, "tol": 1e-9, **own_settings})
-    binary = fit_model(ConfirmatoryTrait.from_model(model, structure), rows, SerialExecutor())
-    own = fit_model(ConfirmatoryOrdinalTrait.from_model(model, structure), rows, SerialExecutor())
+    binary = fit_model(model.with_structure(structure), rows, SerialExecutor())
+    own = fit_model(use_shared_nodes(model.with_structure(structure)), rows, SerialExecutor())
     for name in (
         *("group_weights", "group_offsets", "trait_mean", "trait_covariance"),
         *("group_weights_error", "group_offsets_error", "trait_mean_error"),

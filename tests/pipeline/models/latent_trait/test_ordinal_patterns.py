@@ -14,13 +14,17 @@ from pipeline.data.features import Feature, make_binary_features
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import collect_first_statistics, fit_model, initialize_fit
-from pipeline.models.latent_trait.levels.confirmatory import ConfirmatoryOrdinalTrait
 from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
 from pipeline.random import RowRandom
 from tests.pipeline.models.latent_trait import test_ordinal, test_patterns
-from tests.pipeline.models.latent_trait.test_ordinal import Levels, make_data, make_features
+from tests.pipeline.models.latent_trait.test_ordinal import (
+    Levels,
+    make_data,
+    make_features,
+    use_shared_nodes,
+)
 from tests.pipeline.models.latent_trait.test_patterns import Entries, make_pattern
 from tests.support.strategies import make_memory_blocks, make_memory_rows
 
@@ -186,7 +190,7 @@ def test_binary_items_are_as_in_the_binary_model(
     data = test_patterns.simulate()
     binary = test_patterns.fit(data, entries, **settings)
     structure = Structure(features=make_binary_features("abcdef"), pattern=make_pattern(entries))
-    model = ConfirmatoryOrdinalTrait.from_model(LatentTrait(tol=1e-10, **settings), structure)
+    model = use_shared_nodes(LatentTrait(tol=1e-10, **settings).with_structure(structure))
     own = fit_model(model, make_memory_rows(data), SerialExecutor())
     for name in ("weights", "trait_covariance", "component_correlation"):
         ours, theirs = (getattr(state.params, name) for state in (own, binary))

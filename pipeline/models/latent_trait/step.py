@@ -9,7 +9,12 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.models.latent_trait.levels.design import LevelDesign
+from pipeline.models.latent_trait.design import LevelDesign
+from pipeline.models.latent_trait.item_priors import PlacedPrior, differentiate_log_prior
+from pipeline.numerics.logistic.asymptotes import MAX_LOGIT, Asymptotes
+from pipeline.numerics.logistic.asymptotes import (
+    compute_log_probabilities as compute_asymptote_probabilities,
+)
 from pipeline.numerics.logistic.categories.curves import (
     LevelItems,
     compute_log_probabilities,
@@ -28,6 +33,8 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 _MAX_STEPS, _MAX_HALVINGS = 4, 20
+_MIN_RANGE = 1e-3  # of a curve with asymptotes: 1 − s − g
+_MAX_CHANGE = 1.0  # of a form, in a step by a quadratic function
 _MIN_STEP = 1e-5  # shorter steps end the M-step; the next pass goes on
 _RIDGE = 1e-9  # of the diagonal; gives a solution to items with hardly any curvature
 _TOLERATED_LOSS = 1e-12
@@ -60,6 +67,8 @@ class ItemGroup(NamedTuple):
         `counts` is the result of `count_levels`.
         """
         items, eta = self.items, self.items.compute_forms(self.points)
+        if items.asymptotes is not None:
+            return _expect_with_asymptotes(eta, items.asymptotes, self.sums)
         by_item = np.zeros(len(items.n_planes))
         for alike, own in zip(iter_alike(items.n_planes), counts, strict=True):
             log_p = compute_log_probabilities(eta[alike.planes], items.is_cumulative)
@@ -80,6 +89,7 @@ def take_level_steps(
     design: LevelDesign,
     groups: Sequence[ItemGroup],
     prior_precision: float,
+    priors: Sequence[PlacedPrior] = (),
 ) -> Array:
     """Take up to four steps of Fisher scoring for all free parameters of items.
 
@@ -94,6 +104,8 @@ def take_level_steps(
         Items and sums of each group of rows; one without groups.
     prior_precision
         Precision of the normal priors of slopes, see `LevelDesign.n_priors`.
+    priors
+        Further priors.
 
     Returns
     -------
@@ -122,33 +134,57 @@ def take_level_steps(
         for group, own in zip(move(free), counts, strict=True):
             by_item += group.expect_log_likelihood(own)
         of_items = np.bincount(set_of_item, by_item, n_sets)
-        penalty = np.bincount(set_of_parameter, 0.5 * prior * free**2, n_sets)
-        return np.asarray(of_items - penalty)
+        penalty = 0.5 * prior * free**2
+        for places, own_prior in priors:
+            penalty[places] -= own_prior.compute_log_density(free[places])
+        return np.asarray(of_items - np.bincount(set_of_parameter, penalty, n_sets))
 
+    # A quadratic function has its maximum after one step, which must not lead too far.
+    is_quadratic = not any(len(group.points) for group in groups)
+    limit = np.full(design.n_free, np.inf)
+    if design.has_asymptotes:
+        for name in ("guessing", "slipping"):
+            limit[design.find_offsets(name)] = MAX_LOGIT
     best = score(free)
-    for _ in range(_MAX_STEPS):
+    for _ in range(1 if is_quadratic else _MAX_STEPS):
         current = move(free)
         gradient = np.concatenate([sum_form_gradient(*group) for group in current])
         curvature = [sum_form_curvature(*group, is_expected=True) for group in current]
-        slope = J.T @ gradient - prior * free
+        own_gradient, own_curvature = differentiate_log_prior(free, priors)
+        slope = J.T @ gradient - prior * free + own_gradient
         hessian = J.T @ scipy.sparse.block_diag(curvature, format="csc") @ J
-        ridge = prior + _RIDGE * hessian.diagonal() + np.finfo(float).tiny
+        ridge = prior + np.maximum(own_curvature, 0.0) + np.finfo(float).tiny
+        ridge += _RIDGE * hessian.diagonal()
         hessian = (hessian + scipy.sparse.diags_array(ridge)).tocsc()
         step = np.atleast_1d(scipy.sparse.linalg.spsolve(hessian, slope))
         scale = np.ones(n_sets)
+        if is_quadratic:
+            change = np.linalg.norm((J @ step).reshape(-1, design.n_components + 1), axis=1)
+            limits = np.minimum(1.0, _MAX_CHANGE / np.maximum(change, _MAX_CHANGE))
+            owners = set_of_item[design.item_of_row[:: design.n_components + 1]]
+            np.minimum.at(scale, owners, limits)
         for _ in range(_MAX_HALVINGS):
-            moved = free + scale[set_of_parameter] * step
+            moved = np.clip(free + scale[set_of_parameter] * step, -limit, limit)
             reached = score(moved)
             is_worse = ~(reached >= best - _TOLERATED_LOSS * np.abs(best))
             if not is_worse.any():
                 break
             scale[is_worse] *= 0.5
         scale[is_worse] = 0.0
-        free = free + scale[set_of_parameter] * step
+        free = np.clip(free + scale[set_of_parameter] * step, -limit, limit)
         best = np.where(is_worse, best, reached)
         if np.abs(step).max() < _MIN_STEP:
             break
     return design.fill(free)
+
+
+def _expect_with_asymptotes(eta: Array, asymptotes: Asymptotes, sums: LevelSums) -> Array:
+    """Return the expected log-likelihood of each item; −∞ if its asymptotes exceed 1 together."""
+    is_valid = 1 - asymptotes.guessing - asymptotes.slipping >= _MIN_RANGE
+    valid = Asymptotes(*(np.where(is_valid, p, 0.0) for p in asymptotes))
+    log_one, log_zero = compute_asymptote_probabilities(eta, valid.by_item)
+    by_node = sums.ones * log_one + (sums.mass - sums.ones) * log_zero
+    return np.where(is_valid, by_node.sum(axis=1), -np.inf)
 
 
 def _find_independent_sets(design: LevelDesign) -> tuple[int, Indices, Indices]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import scipy
@@ -11,14 +12,16 @@ from numpy.typing import NDArray
 
 from pipeline.data.features import Feature
 from pipeline.models.known_levels import standardize_forms
+from pipeline.models.latent_trait.design import LevelDesign, find_margin_offsets
 from pipeline.models.latent_trait.em import (
     MAX_PARAMETER,
     ItemKind,
     LatentTraitParams,
     make_params,
 )
-from pipeline.models.latent_trait.levels.design import LevelDesign
-from pipeline.numerics.logistic.categories.curves import number_planes
+from pipeline.models.latent_trait.starts import stretch_offsets
+from pipeline.numerics.logistic.asymptotes import from_logits
+from pipeline.numerics.logistic.categories.curves import iter_alike, number_planes
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -30,9 +33,16 @@ def with_forms(params: LatentTraitParams, forms: Array, kind: ItemKind) -> Laten
 
     Forms of graded items that are not in decreasing order keep their offsets.
     """
-    assert params.n_levels is not None
-    n_planes = params.n_levels - 1
     forms = np.clip(forms, -MAX_PARAMETER, MAX_PARAMETER)
+    if params.n_levels is None:
+        n = len(params.offsets)
+        own: Any = {"weights": forms[:n, :-1].copy(), "offsets": forms[:n, -1].copy()}
+        logits = forms[n:, -1].reshape(-1, 2).T
+        for name, values in zip(("guessing", "slipping"), logits, strict=False):
+            if getattr(params, name) is not None:
+                own[name] = from_logits(values)
+        return replace(params, **own)
+    n_planes = params.n_levels - 1
     n = int(n_planes.sum())
     of_planes = forms[:n]
     if kind == "graded" and params.level_offsets is not None:
@@ -41,8 +51,8 @@ def with_forms(params: LatentTraitParams, forms: Array, kind: ItemKind) -> Laten
         is_kept = np.isin(items, items[1:][is_disordered])
         of_planes[is_kept, -1] = params.level_offsets[is_kept]
     q = forms.shape[1] - 1
-    to_weights, to_offsets = map_to_items(n_planes, q, kind)
     flat = forms.reshape(-1)
+    to_weights, to_offsets = map_to_items(n_planes, q, kind, len(flat))
     params = replace(
         params,
         weights=np.asarray(to_weights @ flat).reshape(-1, q),
@@ -73,7 +83,9 @@ def make_level_params(
     return with_forms(params, standardize_forms(forms, params.means, params.scales), kind)
 
 
-def map_to_items(n_planes: Indices, q: int, kind: ItemKind) -> tuple[Matrix, Matrix]:
+def map_to_items(
+    n_planes: Indices, q: int, kind: ItemKind, n_entries: int
+) -> tuple[Matrix, Matrix]:
     """Return the matrices that turn the entries of forms, (n_entries,), into those of items.
 
     The first has the weights, (n_features q, n_entries), the second the offsets. Continuous items
@@ -82,14 +94,15 @@ def map_to_items(n_planes: Indices, q: int, kind: ItemKind) -> tuple[Matrix, Mat
     n_features, width = len(n_planes), q + 1
     n, is_continuous = int(n_planes.sum()), n_planes == 0
     n_continuous = np.count_nonzero(is_continuous)
-    size = (n + 2 * n_continuous) * width
     last = np.cumsum(n_planes) - 1
     last[is_continuous] = n + 2 * np.arange(n_continuous)
     n_shared = np.maximum(n_planes, 1)
     share = np.ones(n_features) if kind == "graded" else 1 / n_shared
     columns = (last[:, None] * width + np.arange(q)).reshape(-1)
     places = (np.arange(n_features * q), columns)
-    to_weights = scipy.sparse.csr_array((np.repeat(share, q), places), shape=(n_features * q, size))
+    to_weights = scipy.sparse.csr_array(
+        (np.repeat(share, q), places), shape=(n_features * q, n_entries)
+    )
     if kind == "graded":
         rows = np.repeat(np.arange(n_features), n_shared)
         first = last - n_shared + 1
@@ -98,7 +111,9 @@ def map_to_items(n_planes: Indices, q: int, kind: ItemKind) -> tuple[Matrix, Mat
         entries = np.repeat(1 / n_shared, n_shared)
     else:
         rows, columns, entries = np.arange(n_features), last * width + q, share
-    return to_weights, scipy.sparse.csr_array((entries, (rows, columns)), shape=(n_features, size))
+    return to_weights, scipy.sparse.csr_array(
+        (entries, (rows, columns)), shape=(n_features, n_entries)
+    )
 
 
 def map_to_thresholds(design: LevelDesign, kind: ItemKind) -> Matrix:
@@ -117,3 +132,65 @@ def map_to_thresholds(design: LevelDesign, kind: ItemKind) -> Matrix:
         entries = np.concatenate([entries, -np.ones(len(later))])
     shape = (n, design.matrix.shape[0])
     return scipy.sparse.csr_array((entries, (rows, columns)), shape=shape)
+
+
+def make_first_forms(
+    params: LatentTraitParams,
+    weights: Array,
+    level_counts: Array,
+    n_planes: Indices,
+    kind: ItemKind,
+) -> Array:
+    """Return forms of items with these weights, (n_forms, q + 1).
+
+    Offsets are those of the parameters, or follow from the margins.
+    """
+    offsets = params.level_offsets
+    if offsets is None:
+        offsets = _make_first_offsets(level_counts, n_planes, kind)
+        offsets = offsets * np.repeat(stretch_offsets(weights), n_planes)
+    own = offsets if params.n_levels is None else params.offsets
+    levels = replace(
+        params, weights=weights, offsets=own, level_offsets=offsets, level_weights=None
+    )
+    # Nominal items start as partial credit.
+    return levels.get_level_items("partial-credit" if kind == "nominal" else kind).to_forms()
+
+
+def convert_forms(params: LatentTraitParams, own: LatentTraitParams, kind: ItemKind) -> Array:
+    """Return the forms of an earlier fit on the axes of its last pass, (n_forms, q + 1).
+
+    `own` are the parameters of this fit, whose measurements are standardized by themselves.
+    """
+    forms = _move_measurements(params, own).get_level_items(kind).to_forms()
+    forms[:, :-1] = forms[:, :-1] @ params.axes.T
+    return forms
+
+
+def _move_measurements(params: LatentTraitParams, own: LatentTraitParams) -> LatentTraitParams:
+    """Return the same items for continuous values that are standardized as in another fit."""
+    if params.means is None or params.scales is None or params.deviations is None:
+        return params
+    assert own.means is not None
+    assert own.scales is not None
+    assert own.n_levels is not None
+    is_own, ratio = own.n_levels == 1, params.scales / own.scales
+    weights, offsets = params.weights.copy(), params.offsets.copy()
+    weights[is_own] *= ratio[:, None]
+    offsets[is_own] = ratio * offsets[is_own] + (params.means - own.means) / own.scales
+    return replace(
+        params,
+        weights=weights,
+        offsets=offsets,
+        means=own.means,
+        scales=own.scales,
+        deviations=params.deviations * ratio,
+    )
+
+
+def _make_first_offsets(level_counts: Array, n_planes: Indices, kind: ItemKind) -> Array:
+    """Return offsets that have nearly the margins of the data, (n_planes,)."""
+    offsets = np.zeros(int(n_planes.sum()))
+    for alike in iter_alike(n_planes):
+        offsets[alike.planes] = find_margin_offsets(level_counts[alike.levels], kind)
+    return offsets

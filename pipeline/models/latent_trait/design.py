@@ -15,7 +15,8 @@ continuous       w_i                      free, and log σ_i
 ===============  =======================  =====================================
 
 The two forms of each continuous item, see `numerics.logistic.categories.gaussian_items`, follow
-after all planes.
+after all planes. So do those of the asymptotes of binary items: their offsets are the logits of
+guessing and slipping, of each item or of all.
 
 A level that no row has leaves its parameters without an estimate. They are tied to those of its
 neighbours so that the level is improbable: as near as `_GAP` to the next threshold of a graded
@@ -36,6 +37,7 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.models.latent_trait.em import ItemKind
+from pipeline.numerics.logistic.asymptotes import MAX_LOGIT
 from pipeline.numerics.logistic.categories.curves import count_item_levels, iter_alike
 
 Array = NDArray[np.float64]
@@ -96,9 +98,31 @@ class LevelDesign:
     def item_of_row(self) -> Indices:
         """Item of each entry of v, (n_groups n_forms (q + 1),)."""
         items = np.repeat(np.arange(len(self.n_planes)), self.n_planes)
-        continuous = np.repeat(np.flatnonzero(self.n_planes == 0), 2)
-        by_form = np.concatenate([items, continuous])
+        further = np.flatnonzero(self.n_planes == 0)
+        if self.has_asymptotes:
+            further = np.arange(len(self.n_planes))
+        by_form = np.concatenate([items, np.repeat(further, 2)])
         return np.tile(np.repeat(by_form, self.n_components + 1), self.n_groups)
+
+    @property
+    def has_asymptotes(self) -> bool:
+        """Whether binary items have guessing or slipping."""
+        width = self.n_groups * (self.n_components + 1)
+        n_forms = int(np.maximum(self.n_planes, 2 - 2 * self.n_planes).sum())
+        return len(self.constant) // width > n_forms
+
+    def find_offsets(self, kind: str) -> Indices:
+        """Return the free parameters that are offsets of planes, or of `guessing` or `slipping`."""
+        width, n = self.n_components + 1, int(self.n_planes.sum())
+        forms = np.arange(len(self.constant) // width).reshape(self.n_groups, -1)
+        own = {"offset": forms[:, :n], "guessing": forms[:, n::2], "slipping": forms[:, n + 1 :: 2]}
+        rows = own[kind].ravel() * width + self.n_components
+        return np.unique(self.matrix[rows].indices).astype(np.int64)
+
+    @property
+    def free_items(self) -> Indices:
+        """Items with free parameters."""
+        return np.unique(self.item_of_row[self.matrix.nonzero()[0]])
 
     @property
     def n_priors(self) -> Array:
@@ -158,6 +182,9 @@ class OwnParameters(NamedTuple):
     def select(self, item: int, key: Hashable) -> bool:
         """Return whether a parameter of an item, given its key, differs by group."""
         kind = key[0] if isinstance(key, tuple) else key
+        if kind in ("guessing", "slipping"):
+            is_common = isinstance(key, tuple) and len(key) == 1
+            return bool(self.steps or (self.slopes.all() if is_common else self.offsets[item]))
         if kind in ("step", "deviation"):
             return self.steps if kind == "step" else self.deviations
         return bool(self.offsets[item] if kind in ("offset", "location") else self.slopes[item])
@@ -172,6 +199,7 @@ def make_level_design(
     loadings: Indices | None = None,
     own: OwnParameters | None = None,
     known: Array | None = None,
+    asymptotes: tuple[str, str] = ("none", "none"),
 ) -> LevelDesign:
     """Return the design of items of a kind.
 
@@ -193,6 +221,9 @@ def make_level_design(
     known
         Known weights and offsets, (n_forms, n_components + 1), NaN where they are estimated; None
         if all are. Pinned items count as known only if all of theirs are.
+    asymptotes
+        Whether guessing, and slipping, is 0 (`none`), the same for all items (`common`), or one per
+        item (`item`). Items without free weights and offsets have none.
     """
     order = np.argsort(n_planes == 0, kind="stable")
     by_group, pooled = np.atleast_2d(level_counts), np.atleast_2d(level_counts).sum(axis=0)
@@ -202,11 +233,37 @@ def make_level_design(
             counts = np.where(np.repeat(own.offsets, count_item_levels(n_planes)), counts, pooled)
         of_group = _list_forms(counts, n_planes, kind, equal_slopes)
         forms += [ItemForms(item, group, *of_group[item]) for item in order.tolist()]
-    is_plain = loadings is None and own is None and known is None
+    has_asymptotes = asymptotes != ("none", "none")
+    is_plain = loadings is None and own is None and known is None and not has_asymptotes
     if known is not None:
         known = _leave_out_pinned(known, pooled, n_planes)
+    if has_asymptotes:
+        forms = _add_asymptotes(forms, known, asymptotes)
+        if known is not None:
+            known = np.vstack([known, np.full((2 * len(known), known.shape[1]), np.nan)])
     design = _assemble(forms, n_planes, n_components, loadings, own, known)
     return replace(design, are_priors_shared=not is_plain, n_groups=len(by_group))
+
+
+def _add_asymptotes(
+    forms: Sequence[ItemForms], known: Array | None, kinds: tuple[str, str]
+) -> list[ItemForms]:
+    """Add the forms of asymptotes after those of each group."""
+    groups: dict[int, list[ItemForms]] = {}
+    for own in forms:
+        groups.setdefault(own.group, []).append(own)
+    added: list[ItemForms] = []
+    for group, items in groups.items():
+        added += items
+        for item, _, (weight,), _ in items:
+            is_fixed = not weight or (known is not None and not np.isnan(known[item]).any())
+            offsets: list[Form] = []
+            for name, kind in zip(("guessing", "slipping"), kinds, strict=True):
+                key: Hashable = (name,) if kind == "common" else (name, item)
+                is_zero = kind == "none" or is_fixed
+                offsets.append({_CONSTANT: -MAX_LOGIT} if is_zero else {key: 1.0})
+            added.append(ItemForms(item, group, [{}, {}], offsets))
+    return added
 
 
 def _leave_out_pinned(known: Array, level_counts: Array, n_planes: Indices) -> Array:
@@ -390,7 +447,8 @@ def _assemble(
         for weight, offset in zip(weights, offsets, strict=True):
             for component in range(n_components):
                 number = None if loadings is None else int(loadings[item, component])
-                if number == -1 or is_known[row + component]:
+                is_known[row + component] |= number == -1
+                if is_known[row + component]:
                     continue
                 for key, value in weight.items():
                     name: Hashable = (key, component) if number is None else ("loading", number)
@@ -404,6 +462,7 @@ def _assemble(
                     break
                 if key == _CONSTANT:
                     constant[row + n_components] = value
+                    is_known[row + n_components] |= value == -MAX_LOGIT
                     continue
                 if own is not None and own.select(item, key):
                     key = (key, group)

@@ -1,0 +1,326 @@
+"""How the traits of rows are integrated out: E-steps, and sums for standard errors.
+
+==================  ===============================  ==============================================
+integrator          keys of the working state        rows
+==================  ===============================  ==============================================
+shared nodes        `points`, `spacing`              any items; rows that the nodes do not suit
+                                                     have points of their own
+lattice             `points`, `has_own_nodes`        binary items; complete rows on a lattice,
+                                                     others on nodes centred at each row
+bifactor            `loads`                          binary items of a bifactor pattern
+==================  ===============================  ==============================================
+
+Every E-step returns the sums of `LevelSums`: expected counts of levels at nodes, or an expected
+log-likelihood that is quadratic in the forms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from pipeline.data.blocks import BinaryBlock
+from pipeline.models.latent_trait.bifactor_information import summarize_bifactor_information
+from pipeline.models.latent_trait.em import (
+    LatentTraitParams,
+    blocks_from_working,
+    checks_from_working,
+    count_own_nodes,
+    e_step,
+    make_params,
+    nodes_from_working,
+    sum_far_rows,
+    sum_level_regression,
+    unpack_answers,
+)
+from pipeline.models.latent_trait.forms import Matrix
+from pipeline.models.latent_trait.standard_errors import (
+    MAX_ITEMS,
+    count_complete_rows,
+    draw_rows,
+    select_rows,
+    sum_residuals,
+    summarize_information,
+    summarize_regression_scores,
+)
+from pipeline.models.state import Arrays
+from pipeline.numerics.logistic.bifactor import (
+    TraitBlocks,
+    estimate_bifactor_e_step,
+    estimate_bifactor_scores,
+)
+from pipeline.numerics.logistic.categories.curves import LevelItems
+from pipeline.numerics.logistic.categories.e_step import sum_level_statistics
+from pipeline.numerics.logistic.categories.fit import sum_level_residuals
+from pipeline.numerics.logistic.categories.row_posteriors import (
+    SharedNodes,
+    compute_level_node_posterior,
+)
+from pipeline.numerics.logistic.categories.scores import (
+    LevelSums,
+    list_form_places,
+    place_asymptotes,
+    sum_level_blocks,
+    sum_level_scores,
+)
+from pipeline.numerics.logistic.latent_nodes import Nodes
+from pipeline.numerics.logistic.lattice_nodes import MAX_MEAN_REACH
+from pipeline.numerics.logistic.lattice_posterior import posterior_on_lattice
+from pipeline.numerics.logistic.newton_step import unpack_triangles
+from pipeline.numerics.logistic.trait_scores import (
+    RowRegression,
+    choose_point_rule,
+    leave_out_saturated,
+)
+from pipeline.passes.task_sizes import WorkEstimate
+from pipeline.random import RowRandom
+from pipeline.statistics.sums import ClusteredSums, Sums
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+_NANOSECONDS = 60.0  # per level and point of a row, of scores of many items
+_SCORE_SUMS = ("spread", "products", "weighted_products")
+
+
+def run_e_step(
+    params: LatentTraitParams,
+    items: LevelItems,
+    working: Arrays,
+    block: BinaryBlock,
+    regression: RowRegression | None,
+) -> Sums:
+    """Run the E-step of a stage on the rows of a block; `items` are functions of u."""
+    if items.asymptotes is not None:
+        own = make_params(items.weights, items.offsets, items.asymptotes)
+        return _convert_counts(items, e_step(own, working, block))
+    if params.n_levels is None:
+        own = make_params(items.weights, items.offsets)
+        return _convert_newton_sums(items, _run_binary_e_step(own, working, block, regression))
+    (X, observed), row_weights = unpack_answers(params, block), block.row_weights
+    row_means = None if regression is None else regression.means
+    nodes = get_shared_nodes(working)
+    found = sum_level_statistics(X, observed, items, nodes, row_weights, row_means)
+    sums = {
+        **found.sums._asdict(),
+        "peak": np.array(found.peak),
+        "error": np.array(found.error),
+        "empty_rows": np.array(block.count_unobserved_rows()),
+        **sum_level_regression(found, regression, row_weights),
+    }
+    return Sums.from_block(block, found.log_likelihood, sums)
+
+
+def _run_binary_e_step(
+    own: LatentTraitParams, working: Arrays, block: BinaryBlock, regression: RowRegression | None
+) -> Sums:
+    """Run the E-step of binary items; rows whose prior means are far from 0 have their own."""
+    if regression is None:
+        return e_step(own, working, block, may_leave_nodes=True)
+    is_far = np.asarray((np.abs(regression.means) > MAX_MEAN_REACH).any(axis=1))
+    if not is_far.any():
+        return e_step(own, working, block, regression, may_leave_nodes=True)
+    near, far = (block.take_rows(np.flatnonzero(part)) for part in (~is_far, is_far))
+    sums = e_step(own, working, near, regression.take_rows(~is_far), may_leave_nodes=True)
+    others = sum_far_rows(own, far, regression.take_rows(is_far))
+    return replace(
+        sums,
+        n_rows=sums.n_rows + others.n_rows,
+        weight=sums.weight + others.weight,
+        objective=sums.objective + others.objective,
+        values={name: v + others.values.get(name, 0) for name, v in sums.values.items()},
+    )
+
+
+def _convert_counts(items: LevelItems, sums: Sums) -> Sums:
+    """Return the sums of E-steps on nodes that count ones and values of binary items."""
+    n, q = items.weights.shape
+    own = np.zeros((n, q + 1)), np.zeros((n, q + 1, q + 1))
+    numbers = np.zeros((0, q + 1)), np.zeros((0, q + 1, q + 1)), np.zeros(0)
+    level_sums = LevelSums(sums.values["ones"], sums.values["mass"], *own, *numbers)
+    return replace(sums, values={**sums.values, **level_sums._asdict()})
+
+
+def _convert_newton_sums(items: LevelItems, sums: Sums) -> Sums:
+    """Return the sums of an expected log-likelihood that is quadratic in the forms.
+
+    Its gradient and curvature are those of a step of Newton's method.
+    """
+    values, (n, q) = dict(sums.values), items.weights.shape
+    gradient, curvature = values.pop("gradient"), unpack_triangles(values.pop("curvature"), q + 1)
+    slopes = gradient + np.einsum("jab,jb->ja", curvature, items.to_forms())
+    none = np.zeros((n, 0))
+    numbers = np.zeros((0, q + 1)), np.zeros((0, q + 1, q + 1)), np.zeros(0)
+    level_sums = LevelSums(none, none, slopes, curvature, *numbers)
+    return replace(sums, values={**values, **level_sums._asdict()})
+
+
+def get_shared_nodes(working: Arrays) -> SharedNodes:
+    """Return the nodes that rows share."""
+    spacing, checks = working.get("spacing"), checks_from_working(working)
+    assert checks is not None
+    nodes = Nodes(working["points"], working["log_weights"])
+    return SharedNodes(nodes, checks, None if spacing is None else float(spacing))
+
+
+def estimate_integrator(
+    items: tuple[Array, Array],
+    working: Arrays,
+    blocks: TraitBlocks | None,
+    n_planes: Indices,
+    n_rows: int,
+    n_groups: int,
+) -> WorkEstimate:
+    """Return the work of the E-step, and of the scores in the pass for errors."""
+    n_columns, q = int(np.maximum(n_planes, 1).sum()), items[0].shape[1]
+    share = float(working.get("share", 0.0))
+    if blocks is not None:
+        stretch = float(working.get("stretch", 1.0))
+        by_row, shared = estimate_bifactor_e_step(*items, blocks, n_rows, stretch)
+        n_sums = n_columns * q * (q + 3)
+        if share:
+            by_row += share * estimate_bifactor_scores(*items, blocks)
+            n_sums += 2 * (n_columns * (q + 1)) ** 2
+        return WorkEstimate(by_row, 8 * n_sums * n_groups, shared)
+    n_nodes = len(working["points"])
+    nanoseconds = (3 + 0.3 * n_nodes) * n_columns + 15 * n_nodes + 500
+    n_sums = 2 * n_columns * n_nodes
+    if share:
+        n_levels = n_columns + len(n_planes)
+        if "directions" in working:
+            n_points = len(choose_point_rule(n_columns, q).points)
+            nanoseconds += share * _NANOSECONDS * n_points * n_levels
+            n_sums += 2 * sum(own.size * own.shape[1] for own in list_form_places(n_planes, q))
+        else:
+            nanoseconds += share * 0.15 * n_nodes * n_levels**2
+            n_sums += 3 * (n_columns * (q + 1)) ** 2
+    return WorkEstimate(nanoseconds, 8 * n_sums)
+
+
+def sum_information(
+    params: LatentTraitParams,
+    items: LevelItems,
+    working: Arrays,
+    block: BinaryBlock,
+    rng: RowRandom,
+    jacobian: Matrix,
+    regression: RowRegression | None,
+    is_reversed: NDArray[np.bool_] | None,
+) -> Sums:
+    """Sum the information about all parameters, and the residuals.
+
+    Parameters
+    ----------
+    items
+        As functions of u.
+    jacobian
+        Their derivatives by all parameters, and those of Θ.
+    regression
+        Priors of the rows; None if all are standard normal.
+    is_reversed
+        Items that count in reverse in sum scores, (n_features,); None if there are no fit
+        statistics that need them.
+    """
+    if params.n_levels is None:
+        return _sum_binary_information(items, working, block, rng, jacobian, regression)
+    shared, (X, observed) = get_shared_nodes(working), unpack_answers(params, block)
+    row_means = None if regression is None else regression.means
+    of_all = compute_level_node_posterior(X, observed, items, shared, row_means)
+    row_weights = np.ones(len(X)) if block.row_weights is None else block.row_weights
+    log_likelihood = float((row_weights * of_all.log_likelihood).sum())
+    values: dict[str, NDArray[Any]] = {}
+    has_fit = is_reversed is not None and not block.has_sampling_weights
+    if block.n_features <= MAX_ITEMS and is_reversed is not None and has_fit:
+        planes = np.repeat(is_reversed, items.n_planes)
+        values |= count_complete_rows(block, block.unpack_values(), observed, planes)
+    is_taken = draw_rows(float(working["share"]), block, rng)
+    X, row_weights = X[is_taken], row_weights[is_taken]
+    observed = None if observed is None else observed[is_taken]
+    regression = None if regression is None else regression.take_rows(is_taken)
+    posterior = of_all.take_rows(is_taken)
+    if regression is not None:
+        regression = leave_out_saturated(regression, posterior)
+    values["weight_informing"] = np.array(row_weights.sum())
+    values |= sum_level_residuals(X, observed, items, posterior, row_weights)
+    if "directions" in working:
+        if working["directions"].shape[1]:
+            along = jacobian @ working["directions"]
+            values |= sum_level_blocks(X, observed, items, posterior, along, row_weights)._asdict()
+        return Sums.from_block(block, log_likelihood, values)
+    clusters, places = None, None
+    if block.clusters is not None and block.has_sampling_weights:
+        clusters, places = np.unique(block.clusters, return_inverse=True)
+    scores = sum_level_scores(
+        X, observed, items, shared.nodes, posterior, jacobian, row_weights, places, regression
+    )
+    names = ["spread", "products", "curvature"]
+    names += ["weighted_products"] * block.has_sampling_weights
+    sums = Sums.from_block(
+        block, log_likelihood, {**values, **{name: getattr(scores, name) for name in names}}
+    )
+    if clusters is None:
+        return sums
+    return ClusteredSums.from_sums(sums, clusters, scores.cluster_scores)
+
+
+def _sum_binary_information(
+    items: LevelItems,
+    working: Arrays,
+    block: BinaryBlock,
+    rng: RowRandom,
+    jacobian: Matrix,
+    regression: RowRegression | None,
+) -> Sums:
+    """Sum the information about forms of binary items, and convert it to that about parameters."""
+    own = make_params(items.weights, items.offsets, items.asymptotes)
+    share = float(working["share"])
+    if items.asymptotes is not None:
+        nodes = nodes_from_working(working)
+        sums = summarize_information(own, nodes, share, block, rng)
+        places = place_asymptotes(*items.weights.shape).ravel()
+        return convert_information(sums, jacobian[places]) if "spread" in sums.values else sums
+    if "directions" in working:
+        objective = _run_binary_e_step(own, working, block, regression).objective
+        sample = select_rows(share, block, rng)
+        X, observed, weights = sample.X, sample.observed, sample.row_weights
+        means = (
+            None if regression is None else regression.take_rows(draw_rows(share, block, rng)).means
+        )
+        posterior = posterior_on_lattice(X, observed, own.items, means)
+        values = dict(sum_residuals(own, sample, posterior))
+        if working["directions"].shape[1]:
+            along = jacobian @ working["directions"]
+            weights = np.ones(len(X)) if weights is None else weights
+            values |= sum_level_blocks(X, observed, items, posterior, along, weights)._asdict()
+        return Sums.from_block(block, objective, values)
+    if (blocks := blocks_from_working(working)) is not None:
+        sums = summarize_bifactor_information(own, blocks, share, block, rng)
+    elif regression is not None:
+        sums = summarize_regression_scores(own, share, block, rng, regression)
+        objective = _run_binary_e_step(own, working, block, regression).objective
+        sums = replace(sums, objective=objective)
+    else:
+        nodes = None if "has_own_nodes" in working else nodes_from_working(working)
+        n_own = count_own_nodes(own, working)
+        sums = summarize_information(own, nodes, share, block, rng, n_own)
+    return convert_information(sums, jacobian)
+
+
+def convert_information(sums: Sums, jacobian: Matrix) -> Sums:
+    """Return the sums about parameters, given those about forms of binary items, and of Θ."""
+    values, q = dict(sums.values), sums.values["codes"].shape[0]
+    blocks = [*values["curvature"]]
+    if "covariate_curvature" in values:
+        blocks.append(np.kron(values.pop("covariate_curvature"), np.eye(q)))
+    curvature = scipy.sparse.block_diag(blocks, format="csr")
+    values["curvature"] = (jacobian.T @ curvature @ jacobian).toarray()
+    for name in _SCORE_SUMS:
+        if name in values:
+            values[name] = np.asarray(jacobian.T @ (jacobian.T @ values[name]).T)
+    if isinstance(sums, ClusteredSums):
+        return replace(sums, values=values, scores=sums.scores @ jacobian)
+    return replace(sums, values=values)

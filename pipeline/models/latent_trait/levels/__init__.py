@@ -1,1 +1,0 @@
-"""The latent-trait model of items with several levels."""
