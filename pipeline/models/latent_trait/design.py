@@ -28,9 +28,10 @@ Known weights and offsets are constants, in v₀.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
@@ -94,7 +95,7 @@ class LevelDesign:
         """Number of free parameters."""
         return len(self.is_slope)
 
-    @property
+    @cached_property
     def item_of_row(self) -> Indices:
         """Item of each entry of v, (n_groups n_forms (q + 1),)."""
         items = np.repeat(np.arange(len(self.n_planes)), self.n_planes)
@@ -119,12 +120,12 @@ class LevelDesign:
         rows = own[kind].ravel() * width + self.n_components
         return np.unique(self.matrix[rows].indices).astype(np.int64)
 
-    @property
+    @cached_property
     def free_items(self) -> Indices:
         """Items with free parameters."""
         return np.unique(self.item_of_row[self.matrix.nonzero()[0]])
 
-    @property
+    @cached_property
     def n_priors(self) -> Array:
         """Number of priors of each slope, 0 for other parameters, (n_free,)."""
         if self.are_priors_shared:
@@ -142,6 +143,28 @@ class LevelDesign:
         pairs = np.unique(np.stack([self.item_of_row[rows], columns]), axis=1)
         return np.bincount(pairs[1], minlength=self.n_free)
 
+    @cached_property
+    def independent_sets(self) -> tuple[int, Indices, Indices]:
+        """Number of sets of items without common parameters, and who is in which.
+
+        The sets are those of each item, (n_features,), and of each free parameter, (n_free,).
+        """
+        n_features = len(self.n_planes)
+        rows, columns = self.matrix.nonzero()
+        edges = (np.ones(len(rows)), (self.item_of_row[rows], n_features + columns))
+        size = n_features + self.n_free
+        graph = scipy.sparse.coo_array(edges, shape=(size, size))
+        n_sets, labels = scipy.sparse.csgraph.connected_components(graph, directed=False)
+        sets = labels.astype(np.int64)
+        return int(n_sets), sets[:n_features], sets[n_features:]
+
+    @cached_property
+    def _collector(self) -> tuple[Any, Callable[[Array], Array]]:
+        """Jᵀ W, where forms with constants hardly count, and the solver of Jᵀ W J."""
+        weights = np.where(self.constant == 0, 1.0, _TIED_SHARE)
+        weighted = (self.matrix.T * weights).tocsr()
+        return weighted, scipy.sparse.linalg.factorized((weighted @ self.matrix).tocsc())
+
     def fill(self, free: Array) -> Array:
         """Return weights and offsets of all forms side by side, (n_groups n_forms, q + 1)."""
         v = self.matrix @ free + self.constant
@@ -158,8 +181,7 @@ class LevelDesign:
         """Return the changes of the free parameters, (n_free, k), that change v thus, (…, k)."""
         if not self.n_free:
             return np.zeros((0, changes.shape[1]))
-        weighted = self.matrix.T * np.where(self.constant == 0, 1.0, _TIED_SHARE)
-        solve = scipy.sparse.linalg.factorized((weighted @ self.matrix).tocsc())
+        weighted, solve = self._collector
         return np.column_stack([solve(weighted @ change) for change in changes.T])
 
 

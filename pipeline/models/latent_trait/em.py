@@ -359,14 +359,10 @@ class LatentTraitParams:
             return self
         shares = self._get_shares(segment)
         by_group = {name: getattr(self, f"group_{name}") for name in ITEM_ARRAYS}
-        return replace(
-            self,
-            **{
-                name: np.tensordot(shares, own, 1)
-                for name, own in by_group.items()
-                if own is not None
-            },
-        )
+        own: Any = {
+            name: _pool(shares, array) for name, array in by_group.items() if array is not None
+        }
+        return replace(self, **own)
 
     def _get_shares(self, segment: int) -> Array:
         """Return the share of each group in the parameters of the rows of a segment."""
@@ -403,13 +399,13 @@ class LatentTraitParams:
         if len(mean) > MAX_COMPONENTS:  # only uncorrelated traits can be integrated out
             covariance = covariance * np.eye(len(mean))
         return TraitGroup(
-            np.tensordot(shares, self.group_weights, 1),
-            shares @ self.group_offsets,
+            _pool(shares, self.group_weights),
+            _pool(shares, self.group_offsets),
             mean + shift,
             np.asarray(np.linalg.cholesky(covariance), np.float64),
             join_asymptotes(
-                None if self.group_guessing is None else shares @ self.group_guessing,
-                None if self.group_slipping is None else shares @ self.group_slipping,
+                None if self.group_guessing is None else _pool(shares, self.group_guessing),
+                None if self.group_slipping is None else _pool(shares, self.group_slipping),
             ),
             *regression,
         )
@@ -435,6 +431,13 @@ class LatentTraitParams:
         """
         limited = np.clip(values, -MAX_PARAMETER, MAX_PARAMETER)
         return replace(self, weights=limited[:, :-1].copy(), offsets=limited[:, -1].copy())
+
+
+def _pool(shares: Array, by_group: Array) -> Array:
+    """Return the mean over groups; the array of a group that has all of the share is its own."""
+    if shares.max() == 1.0:
+        return np.asarray(by_group[int(shares.argmax())])
+    return np.asarray(np.tensordot(shares, by_group, 1))
 
 
 def make_params(

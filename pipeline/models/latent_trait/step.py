@@ -115,9 +115,11 @@ def take_level_steps(
     forms = np.concatenate([group.items.to_forms() for group in groups])
     if not design.n_free:
         return design.fill(np.zeros(0))
-    J, free = design.matrix, design.collect(forms)
+    free = design.collect(forms)
     prior = prior_precision * design.n_priors
-    n_sets, set_of_item, set_of_parameter = _find_independent_sets(design)
+    n_sets, set_of_item, set_of_parameter = design.independent_sets
+    if not any(len(group.points) for group in groups):
+        return design.fill(free + _solve_quadratic(design, groups, free, prior))
     counts = [group.count_levels() for group in groups]
 
     def move(free: Array) -> list[ItemGroup]:
@@ -139,30 +141,16 @@ def take_level_steps(
             penalty[places] -= own_prior.compute_log_density(free[places])
         return np.asarray(of_items - np.bincount(set_of_parameter, penalty, n_sets))
 
-    # A quadratic function has its maximum after one step, which must not lead too far.
-    is_quadratic = not any(len(group.points) for group in groups)
     limit = np.full(design.n_free, np.inf)
     if design.has_asymptotes:
         for name in ("guessing", "slipping"):
             limit[design.find_offsets(name)] = MAX_LOGIT
     best = score(free)
-    for _ in range(1 if is_quadratic else _MAX_STEPS):
-        current = move(free)
-        gradient = np.concatenate([sum_form_gradient(*group) for group in current])
-        curvature = [sum_form_curvature(*group, is_expected=True) for group in current]
+    for _ in range(_MAX_STEPS):
         own_gradient, own_curvature = differentiate_log_prior(free, priors)
-        slope = J.T @ gradient - prior * free + own_gradient
-        hessian = J.T @ scipy.sparse.block_diag(curvature, format="csc") @ J
-        ridge = prior + np.maximum(own_curvature, 0.0) + np.finfo(float).tiny
-        ridge += _RIDGE * hessian.diagonal()
-        hessian = (hessian + scipy.sparse.diags_array(ridge)).tocsc()
-        step = np.atleast_1d(scipy.sparse.linalg.spsolve(hessian, slope))
+        curvature = prior + np.maximum(own_curvature, 0.0)
+        step = _solve_for_step(design, move(free), own_gradient - prior * free, curvature)
         scale = np.ones(n_sets)
-        if is_quadratic:
-            change = np.linalg.norm((J @ step).reshape(-1, design.n_components + 1), axis=1)
-            limits = np.minimum(1.0, _MAX_CHANGE / np.maximum(change, _MAX_CHANGE))
-            owners = set_of_item[design.item_of_row[:: design.n_components + 1]]
-            np.minimum.at(scale, owners, limits)
         for _ in range(_MAX_HALVINGS):
             moved = np.clip(free + scale[set_of_parameter] * step, -limit, limit)
             reached = score(moved)
@@ -187,16 +175,29 @@ def _expect_with_asymptotes(eta: Array, asymptotes: Asymptotes, sums: LevelSums)
     return np.where(is_valid, by_node.sum(axis=1), -np.inf)
 
 
-def _find_independent_sets(design: LevelDesign) -> tuple[int, Indices, Indices]:
-    """Return the number of sets of items without common parameters, and who is in which.
+def _solve_for_step(
+    design: LevelDesign, groups: Sequence[ItemGroup], prior_gradient: Array, prior_curvature: Array
+) -> Array:
+    """Return a step of Fisher scoring for all free parameters, (n_free,)."""
+    J = design.matrix
+    gradient = np.concatenate([sum_form_gradient(*group) for group in groups])
+    blocks = [sum_form_curvature(*group, is_expected=True) for group in groups]
+    curvature = blocks[0] if len(blocks) == 1 else scipy.sparse.block_diag(blocks, format="csc")
+    hessian = J.T @ curvature @ J
+    ridge = prior_curvature + _RIDGE * hessian.diagonal() + np.finfo(float).tiny
+    hessian = (hessian + scipy.sparse.diags_array(ridge)).tocsc()
+    slope = J.T @ gradient + prior_gradient
+    return np.atleast_1d(scipy.sparse.linalg.spsolve(hessian, slope))
 
-    The sets are those of each item, (n_features,), and of each free parameter, (n_free,).
-    """
-    n_features = len(design.n_planes)
-    rows, columns = design.matrix.nonzero()
-    edges = (np.ones(len(rows)), (design.item_of_row[rows], n_features + columns))
-    size = n_features + design.n_free
-    graph = scipy.sparse.coo_array(edges, shape=(size, size))
-    n_sets, labels = scipy.sparse.csgraph.connected_components(graph, directed=False)
-    sets = labels.astype(np.int64)
-    return int(n_sets), sets[:n_features], sets[n_features:]
+
+def _solve_quadratic(
+    design: LevelDesign, groups: Sequence[ItemGroup], free: Array, prior: Array
+) -> Array:
+    """Return the step to the maximum of a quadratic function, shortened where it is long."""
+    step, width = _solve_for_step(design, groups, -prior * free, prior), design.n_components + 1
+    n_sets, set_of_item, set_of_parameter = design.independent_sets
+    change = np.linalg.norm((design.matrix @ step).reshape(-1, width), axis=1)
+    scale = np.ones(n_sets)
+    limits = np.minimum(1.0, _MAX_CHANGE / np.maximum(change, _MAX_CHANGE))
+    np.minimum.at(scale, set_of_item[design.item_of_row[::width]], limits)
+    return np.asarray(scale[set_of_parameter] * step)

@@ -171,9 +171,13 @@ def sum_form_curvature(
     """
     if items.asymptotes is not None:
         return _sum_asymptote_curvature(items, points, sums, is_expected)
-    total = _sum_plane_curvature(items, points, sums.ones, sums.mass, is_expected)
-    if len(items.offsets):
-        total = total + scipy.sparse.block_diag(list(sums.curvatures), format="csc")
+    n, size = len(items.offsets), items.weights.size + len(items.offsets)
+    total = scipy.sparse.csc_array((size, size))
+    if n:
+        blocks = (sums.curvatures, np.arange(n), np.arange(n + 1))
+        total = scipy.sparse.bsr_array(blocks, shape=(size, size)).tocsc()
+    if len(points):
+        total = total + _sum_plane_curvature(items, points, sums.ones, sums.mass, is_expected)
     if items.gaussians is None:
         return total
     blocks = sum_gaussian_curvature(items.gaussians, sums.gaussians, is_expected)
