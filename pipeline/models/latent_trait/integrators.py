@@ -43,7 +43,6 @@ from pipeline.models.latent_trait.standard_errors import (
     count_complete_rows,
     draw_rows,
     select_rows,
-    sum_residuals,
     summarize_information,
     summarize_regression_scores,
 )
@@ -55,7 +54,7 @@ from pipeline.numerics.logistic.bifactor import (
 )
 from pipeline.numerics.logistic.categories.curves import LevelItems
 from pipeline.numerics.logistic.categories.e_step import sum_level_statistics
-from pipeline.numerics.logistic.categories.fit import sum_level_residuals
+from pipeline.numerics.logistic.categories.fit import sum_residuals
 from pipeline.numerics.logistic.categories.row_posteriors import (
     SharedNodes,
     compute_level_node_posterior,
@@ -244,8 +243,7 @@ def sum_information(
     posterior = of_all.take_rows(is_taken)
     if regression is not None:
         regression = leave_out_saturated(regression, posterior)
-    values["weight_informing"] = np.array(row_weights.sum())
-    values |= sum_level_residuals(X, observed, items, posterior, row_weights)
+    values |= sum_residuals(X, observed, items, posterior, row_weights)
     if "directions" in working:
         if working["directions"].shape[1]:
             along = jacobian @ working["directions"]
@@ -291,7 +289,7 @@ def _sum_binary_information(
             None if regression is None else regression.take_rows(draw_rows(share, block, rng)).means
         )
         posterior = posterior_on_lattice(X, observed, own.items, means)
-        values = dict(sum_residuals(own, sample, posterior))
+        values = sum_residuals(X, observed, items, posterior, weights)
         if working["directions"].shape[1]:
             along = jacobian @ working["directions"]
             weights = np.ones(len(X)) if weights is None else weights

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
@@ -172,14 +172,14 @@ def sum_form_curvature(
     if items.asymptotes is not None:
         return _sum_asymptote_curvature(items, points, sums, is_expected)
     n, size = len(items.offsets), items.weights.size + len(items.offsets)
-    total = scipy.sparse.csc_array((size, size))
+    total: Any = scipy.sparse.csc_array((size, size))
     if n:
-        blocks = (sums.curvatures, np.arange(n), np.arange(n + 1))
-        total = scipy.sparse.bsr_array(blocks, shape=(size, size)).tocsc()
+        own = (sums.curvatures, np.arange(n), np.arange(n + 1))
+        total = scipy.sparse.bsr_array(own, shape=(size, size)).tocsc()
     if len(points):
         total = total + _sum_plane_curvature(items, points, sums.ones, sums.mass, is_expected)
     if items.gaussians is None:
-        return total
+        return scipy.sparse.csc_array(total)
     blocks = sum_gaussian_curvature(items.gaussians, sums.gaussians, is_expected)
     joined: scipy.sparse.csc_array = scipy.sparse.block_diag([total, *blocks], format="csc")
     return joined
