@@ -42,6 +42,7 @@ from flows.fitting.provenance import compute_fingerprint
 from flows.running.executors import prepare_executor
 from flows.running.flow import StageRunner, make_flow, run_command, run_stages
 from flows.running.row_results import write_row_ranges
+from pipeline.data.column_measures import check_row_columns
 from pipeline.data.datasets import make_row_source
 from pipeline.data.features import (
     are_binary,
@@ -69,7 +70,6 @@ from pipeline.models.capabilities import (
     check_has_person_fit,
 )
 from pipeline.models.known_items import KnownItems, match_items
-from pipeline.models.row_covariates import check_row_columns
 from pipeline.params import get_named_arrays
 from pipeline.passes.row_ranges import (
     ROW,

@@ -27,6 +27,7 @@ from latentbits.fitted import Evaluation, Fitted, FittedEstimator, LatentCodes, 
 from latentbits.items import read_items
 from pipeline.data.batches import translate_read_errors
 from pipeline.data.blocks import RowSource
+from pipeline.data.column_measures import check_row_columns
 from pipeline.data.datasets import Dataset, MemoryDataset, get_row_columns, make_row_source
 from pipeline.data.features import (
     are_binary,
@@ -94,7 +95,6 @@ from pipeline.inference.transform import (
 )
 from pipeline.models.base import Model
 from pipeline.models.latent_trait.em import ItemKind
-from pipeline.models.row_covariates import check_row_columns
 from pipeline.models.state import FitState
 from pipeline.numerics.three_step import Correction
 from pipeline.params import get_named_arrays

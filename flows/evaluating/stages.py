@@ -53,6 +53,7 @@ from flows.running.executors import compute_row_memory, prepare_executor
 from flows.running.flow import StageRunner
 from flows.running.resources import check_memory, find_memory_limit
 from pipeline.data.blocks import BinaryBlock, RowSource
+from pipeline.data.column_measures import check_row_columns
 from pipeline.data.datasets import make_memory_dataset, make_row_source
 from pipeline.data.features import (
     Feature,
@@ -104,7 +105,6 @@ from pipeline.fitting.prepare import adapt_fitted_model
 from pipeline.models.base import Model
 from pipeline.models.capabilities import CanReconstruct, CanSample
 from pipeline.models.latent_trait.model import LatentTrait
-from pipeline.models.row_covariates import check_row_columns
 from pipeline.models.state import FitState
 from pipeline.passes.map_reduce import collect_statistics
 from pipeline.statistics.counts import FeatureCounts, PairCounts

@@ -3,8 +3,8 @@
 The command, Python, the estimators and refits all take the same steps, in the same order, which
 decides what the first error is about:
 
-1. `cut` and the model's own view of levels; the kinds of features
-2. weights and primary sampling units
+1. `cut` and the model's own view of levels
+2. what the model supports; then weights and primary sampling units
 3. groups
 4. covariates
 5. the loading pattern, which sets the number of components
@@ -25,9 +25,15 @@ from typing import Any, Generic, NamedTuple
 import numpy as np
 
 from pipeline.data.batches import translate_read_errors
+from pipeline.data.column_measures import (
+    choose_weight_kind,
+    list_groups,
+    measure_row_covariates,
+    measure_row_weights,
+)
 from pipeline.data.datasets import Dataset
-from pipeline.data.features import Feature, list_features
-from pipeline.data.plane_views import DatasetT, cut_levels
+from pipeline.data.features import Feature, are_binary, list_features
+from pipeline.data.plane_views import DatasetT, cut_levels, view_planes_as_features
 from pipeline.data.row_columns import RowColumns
 from pipeline.data.tables import list_names
 from pipeline.data.weights import RowWeights, WeightKind
@@ -35,15 +41,8 @@ from pipeline.errors import FitError
 from pipeline.inference.from_artifact import LoadedModel
 from pipeline.inference.orientation import Pole, prepare_poles
 from pipeline.models.base import Model
-from pipeline.models.feature_kinds import (
-    check_can_have_features,
-    find_cut_levels,
-    find_split_levels,
-    split_levels_for,
-)
 from pipeline.models.known_items import (
     KnownItems,
-    check_can_have_known_items,
     find_known_values,
     match_items,
 )
@@ -52,13 +51,10 @@ from pipeline.models.loading_pattern import (
     match_traits,
     read_loading_pattern,
 )
-from pipeline.models.registry import get_fixed_settings, make_model
-from pipeline.models.row_covariates import measure_row_covariates
-from pipeline.models.row_groups import check_can_have_groups, list_groups
-from pipeline.models.row_weights import measure_row_weights
+from pipeline.models.registry import find_models, get_fixed_settings, make_model
 from pipeline.models.settings import AUTO
 from pipeline.models.structure import Structure
-from pipeline.models.support import check_parts
+from pipeline.models.support import Part, check_features, check_parts
 
 
 class PatternTable(NamedTuple):
@@ -133,6 +129,18 @@ class FitRequest:
                     "of from_numpy or from_dataframe."
                 )
 
+    def list_parts(self) -> list[Part]:
+        """Return what the fit is to use besides values; see `pipeline.models.support`."""
+        parts: Mapping[Part, bool] = {
+            "groups": self.group is not None or self.are_segments_groups,
+            "covariates": self.covariates is not None,
+            "pattern": self.pattern is not None,
+            "known items": self.items is not None,
+            choose_weight_kind(self.weights): self.weight is not None,
+            "clusters": self.psu is not None and self.weights == "sampling",
+        }
+        return [part for part, is_used in parts.items() if is_used]
+
     def make_model(self) -> Model:
         """Return the model with its settings, before it is matched to other wishes."""
         return make_model(self.model, self.components, self.settings)
@@ -193,25 +201,21 @@ def prepare(request: FitRequest, dataset: DatasetT) -> PreparedFit[DatasetT]:
         If the request contradicts the dataset, the model or itself.
     """
     model, split = request.make_model(), request.split
-    uncut, dataset = dataset, cut_levels(dataset, request.cut)
-    split_levels = {**find_cut_levels(uncut, dataset), **find_split_levels(model, dataset)}
-    dataset = split_levels_for(model, dataset)
+    dataset, split_levels = _adapt_levels(model, dataset, request.cut)
     features = list_features(dataset)
-    check_can_have_features(model, features)
-    weights = measure_row_weights(
-        model, dataset, split, request.weight, request.weights, request.psu
-    )
+    check_features(model, features, find_models)
+    parts = request.list_parts()
+    check_parts(model, parts, find_models)
+    weights = measure_row_weights(dataset, split, request.weight, request.weights, request.psu)
     groups: tuple[str, ...] = ()
-    if request.group is not None or request.are_segments_groups:
-        check_can_have_groups(model)
+    if "groups" in parts:
         dataset = dataset if request.group is None else dataset.segment_by(request.group)
         groups = list_groups(dataset, split, weights)
-    covariates = measure_row_covariates(model, dataset, split, request.covariates, weights)
+    covariates = measure_row_covariates(dataset, split, request.covariates, weights)
     row_columns = RowColumns(covariates)
     dataset = dataset.with_row_columns(row_columns)
     pattern = None
     if request.pattern is not None:
-        check_parts(model, ["pattern"])
         columns, source = request.pattern()
         pattern = make_loading_pattern(columns, dataset.feature_names, source)
         model = match_traits(model, pattern, request.components)
@@ -219,7 +223,6 @@ def prepare(request: FitRequest, dataset: DatasetT) -> PreparedFit[DatasetT]:
         model = _match_initial_fit(model, request.initial_fit, request, row_columns)
     items, known = None, None
     if request.items is not None:
-        check_can_have_known_items(model)
         is_number_set = request.components is not None or request.initial_fit is not None
         items = request.items()
         model = match_items(model, items, is_number_set)
@@ -237,6 +240,21 @@ def prepare(request: FitRequest, dataset: DatasetT) -> PreparedFit[DatasetT]:
     return PreparedFit(
         request, model, dataset, weights, poles, {k: v for k, v in choices.items() if v}
     )
+
+
+def _adapt_levels(
+    model: Model, dataset: DatasetT, cut: Sequence[str]
+) -> tuple[DatasetT, Mapping[str, tuple[str, ...]]]:
+    """Return the dataset with features cut in two, or with a binary feature per plane.
+
+    The levels are those of the features that are no longer there, by name.
+    """
+    levels, dataset = dataset.feature_levels, cut_levels(dataset, cut)
+    names = dataset.feature_names
+    split_levels = {name: own for name, own in levels.items() if own and name not in names}
+    if not model.support.splits_levels or are_binary(list_features(dataset)):
+        return dataset, split_levels
+    return view_planes_as_features(dataset), {**split_levels, **dataset.feature_levels}
 
 
 def _match_initial_fit(

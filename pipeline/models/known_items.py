@@ -15,10 +15,7 @@ from numpy.typing import NDArray
 
 from pipeline.data.features import Feature, are_binary, parse_number
 from pipeline.errors import FitError
-from pipeline.models.base import Model
 from pipeline.models.known_levels import KnownLevels, find_different_levels, measure_forms
-from pipeline.models.registry import find_models
-from pipeline.models.support import check_parts
 from pipeline.numerics.logistic.asymptotes import Asymptotes
 
 Array = NDArray[np.float64]
@@ -267,11 +264,6 @@ def find_known_values(model: Any, params: Any) -> Array | None:
     if params.means is not None:
         forms = measure_forms(forms, params.means, params.scales)
     return np.where(is_known, forms, np.nan)
-
-
-def check_can_have_known_items(model: Model) -> None:
-    """Refuse known items if the model has no items."""
-    check_parts(model, ["known items"], find_models)
 
 
 def match_items(model: Any, items: KnownItems, are_components_set: bool) -> Any:

@@ -66,7 +66,7 @@ class Support:
         Parts that it cannot combine.
     splits_levels
         Whether it explains the planes of ordinal features, each as a binary feature. Its fits then
-        have the names of planes; see `pipeline.models.feature_kinds.split_levels_for`.
+        have the names of planes; see `split_levels` in manifests.
     needs_levels
         Whether at least one feature must be binary or ordinal.
     """

@@ -12,8 +12,8 @@ from pipeline.data.features import Feature, find_continuous, find_first_planes, 
 from pipeline.errors import FitError
 from pipeline.fitting.loop import FitState, fit_model
 from pipeline.models.capabilities import CanReconstruct, CanSample, HasLogLikelihood
-from pipeline.models.feature_kinds import check_can_have_features
 from pipeline.models.structure import Structure
+from pipeline.models.support import check_features
 from pipeline.params import get_named_arrays
 from pipeline.random import RowRandom
 from tests.conformance.checks import assert_finite, assert_params_are_finite, offered, params_of
@@ -43,11 +43,11 @@ def skip_if_binary(facts: Facts) -> None:
 def test_kinds_of_features_are_taken_or_refused_by_name(facts: Facts, kind: Any) -> None:
     features = replace(facts, n_levels=KINDS[kind]).features
     if kind in facts.model.support.features:
-        check_can_have_features(facts.model, features)
+        check_features(facts.model, features)
         return
     reason = "have values that are numbers" if kind == "continuous" else "more than two levels"
     with pytest.raises(FitError, match=rf"'f1' and 1 more .*{reason}|'f1' and 2 more .*{reason}"):
-        check_can_have_features(facts.make(), features)
+        check_features(facts.make(), features)
 
 
 def test_names_of_levels_do_not_matter(facts: Facts) -> None:

@@ -10,8 +10,8 @@ import zarr
 
 from pipeline.data.features import list_features
 from pipeline.errors import FitError
-from pipeline.models.feature_kinds import check_can_have_features
 from pipeline.models.registry import find_models
+from pipeline.models.support import check_features
 from storage.dataset.dataset import open_dataset
 
 N_ROWS = 60
@@ -208,7 +208,7 @@ def test_models_without_measurements_refuse_them_and_take_cuts(plain_cli, people
     for kind in find_models().values():
         if "continuous" not in kind.support.features:
             with pytest.raises(FitError, match="'age' and 1 more have values that are numbers"):
-                check_can_have_features(kind(), features)
+                check_features(kind(), features)
     error = plain_cli("fit", "--dataset", "d.zarr", "--model", "fastica").check_refused()
     assert "'q' has more than two levels and 'age' and 1 more have values that are" in error
     assert "such as by --cut 'q>=perhaps' --cut 'age>=VALUE'" in error

@@ -8,6 +8,11 @@ import numpy as np
 import pytest
 
 from pipeline.data.blocks import RowSource, iter_blocks
+from pipeline.data.column_measures import (
+    check_row_columns,
+    measure_row_covariates,
+    measure_row_weights,
+)
 from pipeline.data.covariates import (
     code_rows,
     have_same_columns,
@@ -19,11 +24,8 @@ from pipeline.data.row_columns import RowColumns
 from pipeline.data.tables import BinaryTable
 from pipeline.errors import FitError
 from pipeline.models.clipped_pca import ClippedPCA
-from pipeline.models.latent_trait.model import LatentTrait
-from pipeline.models.row_covariates import check_row_columns, measure_row_covariates
-from pipeline.models.row_weights import measure_row_weights
+from pipeline.models.support import check_parts
 
-MODEL = LatentTrait(n_components=1)
 N = 8
 COLUMNS = {
     "age": np.array([20.0, 30, 25, 41, 22, 37, 58, 33]),
@@ -43,8 +45,8 @@ def make_dataset(**changes: Any) -> MemoryDataset:
 
 
 def measure(dataset: MemoryDataset, *names: str, weight: str | None = None) -> Any:
-    weights = measure_row_weights(MODEL, dataset, None, weight, None, None)
-    return measure_row_covariates(MODEL, dataset, None, names, weights)
+    weights = measure_row_weights(dataset, None, weight, None, None)
+    return measure_row_covariates(dataset, None, names, weights)
 
 
 def code(dataset: MemoryDataset, covariates: Any) -> Any:
@@ -125,4 +127,4 @@ def test_bad_values_are_refused(names: list[str], changes: dict[str, Any], messa
 
 def test_other_models_refuse_covariates() -> None:
     with pytest.raises(FitError, match="clipped-pca cannot use covariates of rows"):
-        measure_row_covariates(ClippedPCA(), make_dataset(), None, ["age"], None)
+        check_parts(ClippedPCA(), ["covariates"])

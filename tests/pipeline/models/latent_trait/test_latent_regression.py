@@ -12,6 +12,7 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import RowSource, iter_blocks
+from pipeline.data.column_measures import measure_row_covariates, measure_row_weights
 from pipeline.data.datasets import MemoryDataset, make_memory_dataset, make_row_source
 from pipeline.data.features import make_binary_features
 from pipeline.data.row_columns import RowColumns
@@ -21,8 +22,6 @@ from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.latent_trait.model import LatentTrait
-from pipeline.models.row_covariates import measure_row_covariates
-from pipeline.models.row_weights import measure_row_weights
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
 from pipeline.random import RowRandom
@@ -64,8 +63,8 @@ def fit(
 ) -> Fit:
     model = LatentTrait(**{"n_components": 1, "tol": 1e-10, **settings})
     kind = None if weight is None else weights
-    own_weights = measure_row_weights(model, dataset, None, weight, kind, psu)
-    coding = measure_row_covariates(model, dataset, None, covariates, own_weights)
+    own_weights = measure_row_weights(dataset, None, weight, kind, psu)
+    coding = measure_row_covariates(dataset, None, covariates, own_weights)
     groups = dataset.segment_names if len(dataset.segment_names) > 1 else ()
     structure = Structure(
         groups, make_binary_features(dataset.feature_names), known_items, covariates=coding
