@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import AnnotatedChunk, BinaryBlock, PackedChunk, Tile
-from pipeline.data.features import Feature, find_first_planes
+from pipeline.data.features import Feature, are_binary, find_first_planes
 from pipeline.errors import LEAVE_OUT, FitError, FitWarning
 from pipeline.numerics.bits import kernels
 from pipeline.statistics.sums import Counts, CountStatistics, sum_by_segment, sum_weighted_rows
@@ -188,6 +188,33 @@ def make_empty_level_warnings(
     empty = tuple(np.flatnonzero((n_present > 1) & (n_present < n_levels)).tolist())
     text = f"no row has some levels of these features, so {consequence}: {{features}}"
     return (FitWarning(text, empty),) if empty else ()
+
+
+def count_rows_by_level(
+    counts: FeatureCounts, features: Sequence[Feature]
+) -> tuple[NDArray[np.float64], ...]:
+    """Count the rows, or their weight, at each level of each feature, (n_levels,) each."""
+    if not are_binary(features):
+        return count_level_rows(counts, features)
+    observed, ones = pool_margins(counts)
+    return tuple(np.stack([observed - ones, ones], axis=1).astype(np.float64))
+
+
+def warn_about_levels(
+    level_rows: Sequence[NDArray[np.float64]], features: Sequence[Feature]
+) -> tuple[FitWarning, ...]:
+    """Warn about constant features and empty levels in fits that smooth probabilities.
+
+    `level_rows` are those of `count_rows_by_level`.
+    """
+    consequence = "only the smoothing determines their probabilities"
+    total, largest = (np.array([f(r) for r in level_rows]) for f in (np.sum, np.max))
+    warnings = (
+        *make_constant_feature_warnings(total, largest, consequence),
+        *make_empty_level_warnings(level_rows, consequence),
+    )
+    names = tuple(feature.name for feature in features)
+    return tuple(warning.with_names(names) for warning in warnings)
 
 
 class PairTable(NamedTuple):

@@ -44,8 +44,8 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, iter_word_ranges
-from pipeline.data.features import are_binary, find_continuous, select_with_levels
-from pipeline.data.level_probabilities import count_levels, find_level_probabilities
+from pipeline.data.features import find_continuous, select_with_levels
+from pipeline.data.level_probabilities import find_level_probabilities
 from pipeline.data.matching import draw_segments
 from pipeline.errors import FitWarning
 from pipeline.executors.base import MapFunction
@@ -99,10 +99,9 @@ from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import (
     FeatureCounts,
-    count_level_rows,
-    make_constant_feature_warnings,
-    make_empty_level_warnings,
+    count_rows_by_level,
     pool_margins,
+    warn_about_levels,
 )
 from pipeline.statistics.measurements import FIRST_KEY, MeasuredCounts, check_numbers
 from pipeline.statistics.sums import ClusteredSums, Sums
@@ -166,8 +165,7 @@ class BernoulliMixture(Mixture):
     @property
     def n_levels(self) -> NDArray[np.int64] | None:
         """Number of levels of each feature, 1 of a continuous one; None if all have two."""
-        features = self.structure.features
-        return None if are_binary(features) else np.maximum(count_levels(features), 1)
+        return self.structure.n_levels
 
     @property
     def _continuous(self) -> list[int]:
@@ -248,20 +246,8 @@ class BernoulliMixture(Mixture):
 
     def _warn_about_features(self, first: FeatureCounts) -> tuple[FitWarning, ...]:
         """Warn about features, and about rows of high leverage."""
-        consequence = "only the smoothing determines their probabilities"
-        warnings: tuple[FitWarning, ...]
-        if self.n_levels is None:
-            warnings = make_constant_feature_warnings(*pool_margins(first), consequence)
-        else:
-            features = select_with_levels(self.structure.features)
-            level_rows = count_level_rows(first, features)
-            total, largest = (np.array([f(r) for r in level_rows]) for f in (np.sum, np.max))
-            warnings = (
-                *make_constant_feature_warnings(total, largest, consequence),
-                *make_empty_level_warnings(level_rows, consequence),
-            )
-            names = tuple(feature.name for feature in features)
-            warnings = tuple(warning.with_names(names) for warning in warnings)
+        features = select_with_levels(self.structure.features)
+        warnings = warn_about_levels(count_rows_by_level(first, features), features)
         covariates = self.structure.covariates
         return warnings if covariates is None else (*warnings, *covariates.make_warnings())
 

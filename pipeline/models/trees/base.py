@@ -8,18 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.data.features import Feature, are_binary
-from pipeline.errors import FitWarning
 from pipeline.learning.held_out import is_held_out
 from pipeline.models.state import Arrays
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import (
-    FeatureCounts,
-    count_level_rows,
-    make_constant_feature_warnings,
-    make_empty_level_warnings,
-    pool_margins,
-)
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -65,14 +56,6 @@ def take_sample(working: Arrays, block: BinaryBlock, rng: RowRandom) -> BinaryBl
     return block.take_rows(np.flatnonzero(~is_held_out(block.rows, 1 - share, rng.seed)))
 
 
-def count_rows_by_level(counts: FeatureCounts, features: Sequence[Feature]) -> tuple[Array, ...]:
-    """Count the rows, or their weight, at each level of each feature, (n_levels,) each."""
-    if not are_binary(features):
-        return count_level_rows(counts, features)
-    observed, ones = pool_margins(counts)
-    return tuple(np.stack([observed - ones, ones], axis=1).astype(np.float64))
-
-
 def compute_margins(level_rows: Sequence[Array]) -> Array:
     """Return the share of each level among the observed values, (n_levels in all,).
 
@@ -100,17 +83,3 @@ def convert_to_planes(levels: Array, n_levels: Counts) -> Array:
     reached = levels[:, :, ::-1].cumsum(axis=2)[:, :, ::-1]
     by_feature = [reached[:, i, 1:size] for i, size in enumerate(n_levels.tolist())]
     return np.concatenate(by_feature, axis=1)
-
-
-def warn_about_levels(
-    level_rows: Sequence[Array], features: Sequence[Feature]
-) -> tuple[FitWarning, ...]:
-    """Warn about constant features, and levels without rows, given `count_rows_by_level`."""
-    consequence = "only the smoothing determines their probabilities"
-    total, largest = (np.array([f(r) for r in level_rows]) for f in (np.sum, np.max))
-    warnings = (
-        *make_constant_feature_warnings(total, largest, consequence),
-        *make_empty_level_warnings(level_rows, consequence),
-    )
-    names = tuple(feature.name for feature in features)
-    return tuple(warning.with_names(names) for warning in warnings)

@@ -75,9 +75,7 @@ from pipeline.models.trees.base import (
     TreeParams,
     compute_margins,
     convert_to_planes,
-    count_rows_by_level,
     take_sample,
-    warn_about_levels,
 )
 from pipeline.models.trees.feature_tree import (
     TREE_CELL_BYTES,
@@ -124,6 +122,8 @@ from pipeline.statistics.counts import (
     POOLED_KEY,
     FeatureCounts,
     PairCounts,
+    count_rows_by_level,
+    warn_about_levels,
 )
 from pipeline.statistics.sums import Sums
 

@@ -74,9 +74,7 @@ from pipeline.models.trees.base import (
     TreeParams,
     compute_margins,
     convert_to_planes,
-    count_rows_by_level,
     take_sample,
-    warn_about_levels,
 )
 from pipeline.models.trees.feature_tree import (
     TREE_CELL_BYTES,
@@ -125,7 +123,7 @@ from pipeline.passes.feature_strips import MIN_STRIP_HEIGHT, estimate_strip_memo
 from pipeline.passes.row_ranges import RangeResults
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts
+from pipeline.statistics.counts import FeatureCounts, count_rows_by_level, warn_about_levels
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
