@@ -16,7 +16,7 @@ from pipeline.learning.convergence import ConvergenceCriterion, ObjectiveCriteri
 from pipeline.models.settings import check_settings
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure
-from pipeline.models.support import Support, check_features, check_parts
+from pipeline.models.support import Support, check_conflicts, check_features, check_parts
 from pipeline.params import get_named_arrays, list_arrays
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
@@ -99,6 +99,7 @@ class Model(HasStructure, Protocol):
             If `support` or the settings do not allow it.
         """
         check_parts(self, structure.parts)
+        check_conflicts(self, structure.parts)
         check_features(self, structure.features)
         if not structure.parts and are_binary(structure.features):
             return self

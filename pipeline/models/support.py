@@ -91,13 +91,12 @@ FindModels = Callable[[], Mapping[str, type[HasSupport]]]
 def check_parts(
     model: HasSupport, parts: Collection[Part], find_models: FindModels | None = None
 ) -> None:
-    """Refuse groups, covariates, … that a model cannot use, or that it cannot combine.
+    """Refuse groups, covariates, … that a model cannot use.
 
     `find_models` returns all models by name, to name those that can; without it, none is named.
     """
-    support = model.support
     for part in parts:
-        if part not in support.parts:
+        if part not in model.support.parts:
             parameter, problem, remedy = _REFUSALS[part]
             text = problem.format(model.name)
             if find_models is not None:
@@ -105,7 +104,11 @@ def check_parts(
                 able = [name for name, other in models if part in other.support.parts]
                 text += f" {remedy.format(', '.join(able))}"
             raise FitError(text, parameter=parameter)
-    for part, other, remedy in support.conflicts:
+
+
+def check_conflicts(model: HasSupport, parts: Collection[Part]) -> None:
+    """Refuse parts that a model cannot combine."""
+    for part, other, remedy in model.support.conflicts:
         if part in parts and other in parts:
             first, last = (_REFUSALS[each].parameter for each in (part, other))
             text = f"{model.name} takes either {{{first}}} or {{{last}}}. {remedy}"
