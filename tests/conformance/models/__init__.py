@@ -23,6 +23,8 @@ REPRESENTATIVE = ("bernoulli-mixture", "blica", "clipped-pca", "latent-trait", "
 
 # A mixture with parameters that are prepared after the fit.
 _PREPARED_MIXTURE = replace(bernoulli_mixture.FACTS, name="tests.models.prepared:PreparedMixture")
+REPEATED = (_PREPARED_MIXTURE.name,)
+"""Models that are mostly others; the matrix checks their laws."""
 
 FACTS: Mapping[str, Facts] = {
     facts.name: facts
