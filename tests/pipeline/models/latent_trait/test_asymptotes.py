@@ -136,7 +136,8 @@ def collect(params: LatentTraitParams) -> Floats:
 PRIORS = {"slope_prior": f"lognormal({np.log(1.5)},0.5)", "offset_prior": "normal(0,2)"}
 
 
-@pytest.mark.parametrize("is_masked", [False, True])
+@pytest.mark.few(1)
+@pytest.mark.parametrize("is_masked", [True, False])
 def test_four_parameters_are_the_maximum_and_errors_those_of_its_hessian(is_masked: bool) -> None:
     data = simulate(600)
     if is_masked:

@@ -86,16 +86,17 @@ def score_rows(
 
 CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("graded", {}),
+    ("partial-credit", {"group": "group"}),
+    ("nominal", {"group": "group", "covariates": ["age"]}),
     ("graded", {"group": "group", "traits": "mean"}),
     ("graded", {"covariates": ["age", "woman"]}),
     ("graded", {"covariates": ["age", "woman"], "traits": "standard"}),
     ("graded", {"prior_precision": 3.0}),
-    ("partial-credit", {"group": "group"}),
     ("nominal", {}),
-    ("nominal", {"group": "group", "covariates": ["age"]}),
 )
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("kind", "settings"), CASES, ids=str)
 def test_fit_is_the_maximum_of_the_literal_likelihood(
     table: pd.DataFrame, kind: str, settings: dict[str, Any]
