@@ -184,12 +184,12 @@ def compute_shares_by_score(
 
 def compare_binary_cells(observed: Array, expected: Array) -> tuple[float, int]:
     """Return S-X² of a binary item and its number of scores as `compare_cells`."""
-    ends, total = [0], np.zeros(2)
-    for k, own in enumerate(expected[1:-1], 1):
-        total = total + own
-        if total.min() >= _MIN_EXPECTED:
+    ends, zeros, ones = [0], 0.0, 0.0
+    for k, (zero, one) in enumerate(expected[1:-1].tolist(), 1):  # fast for many short tables
+        zeros, ones = zeros + zero, ones + one
+        if min(zeros, ones) >= _MIN_EXPECTED:
             ends.append(k)
-            total = np.zeros(2)
+            zeros = ones = 0.0
     if not ends[1:]:
         return 0.0, 0
     o, e = (np.add.reduceat(cells[1:-1], ends[:-1]) for cells in (observed, expected))
