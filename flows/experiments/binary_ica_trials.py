@@ -204,7 +204,8 @@ def population_correlations(truth: NonstationaryTruth) -> Array:
 
 def _population_correlation(weights: Array, means: Array, variances: Array) -> Array:
     deviations = np.sqrt(1 + weights**2 @ variances)
-    model = SegmentModel(weights, -(weights @ means) / deviations, means, variances)
+    n_levels = np.full(len(weights), 2)
+    model = SegmentModel(weights, -(weights @ means) / deviations, means, variances, n_levels)
     h = -model.thresholds
     joint = bivariate_normal_cdf_array(h[:, None], h, np.clip(model.correlation(), -1, 1))
     ones = scipy.special.ndtr(h)

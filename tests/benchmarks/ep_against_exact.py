@@ -43,13 +43,15 @@ def measure_errors(n_features, n_components):
         weights, variances = PROBIT_SCALE * truth.mixing, truth.source_variances[u]
         offsets = weights @ truth.source_means[u]
         thresholds = -offsets / np.sqrt(1 + weights**2 @ variances)
-        model = SegmentModel(weights, thresholds, truth.source_means[u], variances)
+        model = SegmentModel(
+            weights, thresholds, truth.source_means[u], variances, np.full(n_features, 2)
+        )
         exact = log_orthant_probability(
             rows, model.correlation(), thresholds, tol=TOL, max_points=1 << 17
         )
-        scaled, zero = weights * np.sqrt(variances), np.zeros(n_components)
+        scaled = weights * np.sqrt(variances)
         plain = ep_scores(rows, scaled, offsets).log_likelihood
-        corrected = probit_posterior(rows, scaled, offsets, zero, zero + 1).log_evidence
+        corrected = probit_posterior(rows, scaled, offsets).log_evidence
         errors.append(np.array([plain, corrected]) - exact.log_probability)
     return np.hstack(errors)
 

@@ -27,7 +27,7 @@ def draw_problem(rng, n_features, n_components, n_rows):
     offsets = -rng.normal(0, 0.7, n_features) / noise
     y = rng.normal(size=(n_rows, n_components))
     X = rng.normal(size=(n_rows, n_features)) < y @ weights.T + offsets
-    return X.astype(np.uint8), weights, offsets, np.zeros(n_components), np.ones(n_components)
+    return X.astype(np.uint8), weights, offsets
 
 
 def numpy_posterior(x, weights, offsets, tol=1e-5):
@@ -76,7 +76,7 @@ def main():
         rate = n_rows / measure_seconds(lambda: probit_posterior(X, *parameters))  # noqa: B023
         rows = X[:N_NUMPY_ROWS]
         baseline = len(rows) / measure_seconds(
-            lambda: [numpy_posterior(x, *parameters[:2]) for x in rows]  # noqa: B023
+            lambda: [numpy_posterior(x, *parameters) for x in rows]  # noqa: B023
         )
         rounds = probit_posterior(X, *parameters).rounds
         print(

@@ -158,8 +158,7 @@ def compare_wide(n_features: int, n_components: int, share: float, n_rows: int =
     weights, offsets = loadings / noise[:, None], -rng.normal(0.5, 0.6, n_features) / noise
     inputs = rng.standard_normal((n_rows, n_components)) @ weights.T + offsets
     X = (inputs + rng.standard_normal(inputs.shape) > 0).astype(np.uint8)
-    prior = np.zeros(n_components), np.ones(n_components)
-    arguments = X, weights, offsets, *prior, rng.random(X.shape) < share
+    arguments = X, weights, offsets, rng.random(X.shape) < share
     seconds: dict[Any, list[float]] = {probit_codes: [], probit_posterior: []}
     results: dict[Any, Any] = {}
     for function in [*seconds] * 4:

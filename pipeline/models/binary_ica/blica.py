@@ -188,7 +188,7 @@ class BLICAParams:
             shares @ thresholds,
             shares @ self.source_means,
             shares @ self.source_variances,
-            self.n_levels,
+            np.full(len(self.mixing), 2) if self.n_levels is None else self.n_levels,
         )
         if self.number_means is None or self.number_scales is None:
             return model

@@ -37,7 +37,7 @@ features, the length of a row of A relative to the noise is determined almost on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -88,15 +88,9 @@ from pipeline.statistics.counts import FeatureCounts, PairCounts
 from pipeline.statistics.sums import ScoreSums
 
 Array = NDArray[np.float64]
-Bits = NDArray[np.uint8]
 ScoreFunction = Callable[..., ProbitScores]
 ScoreMethod = Literal["ep", "quadrature", "orthant"]
 
-_SCORE_FUNCTIONS: Mapping[ScoreMethod, ScoreFunction] = {
-    "ep": ep_scores,
-    "quadrature": quadrature_scores,
-    "orthant": orthant_scores,
-}
 _START_RIDGE = 20.0
 _MIN_STEP_SHARE = 1 / 32
 _WIDENING, _MAX_WIDENINGS = 4.0, 10
@@ -265,8 +259,9 @@ class BinaryICALikelihood(ProbitICA):
 
     def _find_score_function(self, params: BinaryICALikelihoodParams) -> ScoreFunction:
         method = self._choose_method(*params.mixing.shape)
-        assert method is not None
-        return _SCORE_FUNCTIONS[method]
+        if method == "orthant":
+            return lambda *rows: orthant_scores(*rows[:4])
+        return ep_scores if method == "ep" else quadrature_scores
 
     def summarize(
         self, params: BinaryICALikelihoodParams, working: Arrays, block: BinaryBlock, rng: RowRandom
@@ -468,35 +463,20 @@ def _warn_about_unsettled_rows(statistics: ScoreSums) -> tuple[FitWarning, ...]:
 
 
 class RowPatterns(NamedTuple):
-    """Distinct rows, their mask, (n_patterns, n_features), and their counts, (n_patterns,).
+    """Distinct rows of a block, and how often each occurs, (n_patterns,)."""
 
-    With continuous features, `numbers` are their values, (n_patterns, n_continuous), and every row
-    counts as distinct.
-    """
-
-    X: Bits
-    observed: Bits
+    block: BinaryBlock
     times: NDArray[np.int64]
-    numbers: Array
-
-    def take(self, rows: slice) -> RowPatterns:
-        """Return some patterns."""
-        X, observed, times, numbers = self
-        return RowPatterns(X[rows], observed[rows], times[rows], numbers[rows])
 
 
 def find_patterns(block: BinaryBlock) -> RowPatterns:
-    """Find the distinct rows of a block."""
-    times, numbers = np.ones(block.n_samples, np.int64), block.numbers
-    if numbers is None:
-        rows = block.to_packed_rows()
-        keys = np.hstack([rows.words.T, rows.mask.T])
-        _, first, times = np.unique(keys, axis=0, return_index=True, return_counts=True)
-        block = block.take_rows(first)
-        numbers = np.zeros((0, len(first)), np.float32)
-    X, observed = block.unpack_values(), block.unpack_mask()
-    mask = np.ones_like(X) if observed is None else observed
-    return RowPatterns(X, mask, times, numbers.T.astype(np.float64))
+    """Find the distinct rows of a block; with continuous features, every row counts as distinct."""
+    if block.numbers is not None:
+        return RowPatterns(block, np.ones(block.n_samples, np.int64))
+    rows = block.to_packed_rows()
+    keys = np.hstack([rows.words.T, rows.mask.T])
+    _, first, times = np.unique(keys, axis=0, return_index=True, return_counts=True)
+    return RowPatterns(block.take_rows(first), times)
 
 
 def sum_scores(
@@ -504,23 +484,27 @@ def sum_scores(
 ) -> ScoreSums:
     """Sum the scores of the rows of a block, and their products.
 
-    `score_rows` scores rows, given weights and offsets for standard normal sources, for example
-    `ep_scores`. Rows and offsets are of planes.
+    `score_rows` scores rows, given `ProbitArguments`, for example `ep_scores`.
     """
     model, patterns = params.segment_model(block.segment), find_patterns(block)
+    rows = model.read_rows(patterns.block)
     gap_slopes, n_own = params.gap_slopes, 2 * len(model.variances)
     n_shared = params.point.n_shared
     totals, variance = np.zeros(3), 0.0
     gradient, products = np.zeros(n_shared + n_own), np.zeros((n_shared + n_own,) * 2)
-    for part in _iter_pattern_parts(patterns, n_shared + n_own):
-        part_scores = _score_patterns(model, part, score_rows)
-        scores = _apply_chain_rule(part_scores, model, part, gap_slopes)
-        weighted = scores * np.sqrt(part.times)[:, None]
-        totals += part.times @ np.stack(
-            [part_scores.log_likelihood, part_scores.error, ~part_scores.settled], axis=1
-        )
-        variance += float(part.times**2 @ part_scores.error**2) if part_scores.sampled else 0.0
-        gradient += part.times @ scores
+    height = max(1, _CELLS_PER_PART // (n_shared + n_own))  # so that scores stay small
+    for first in range(0, len(patterns.times), height):
+        part = slice(first, first + height)
+        own, times = rows.take(part), patterns.times[part]
+        own_scores = score_rows(*own)
+        log_likelihood = own_scores.log_likelihood
+        if own.values is not None:
+            log_likelihood = log_likelihood + model.log_density_of_units(own.values)
+        scores = _apply_chain_rule(own_scores, model, own.values, gap_slopes)
+        weighted = scores * np.sqrt(times)[:, None]
+        totals += times @ np.stack([log_likelihood, own_scores.error, ~own_scores.settled], axis=1)
+        variance += float(times**2 @ own_scores.error**2) if own_scores.sampled else 0.0
+        gradient += times @ scores
         products += weighted.T @ weighted
     shared, local = slice(n_shared), slice(n_shared, None)
     return ScoreSums(
@@ -538,28 +522,8 @@ def sum_scores(
     )
 
 
-def _iter_pattern_parts(patterns: RowPatterns, n_parameters: int) -> Iterator[RowPatterns]:
-    """Split patterns so that their scores stay small."""
-    height = max(1, _CELLS_PER_PART // n_parameters)
-    for first in range(0, len(patterns.X), height):
-        yield patterns.take(slice(first, first + height))
-
-
-def _score_patterns(
-    model: SegmentModel, patterns: RowPatterns, score_rows: ScoreFunction
-) -> ProbitScores:
-    weights = model.weights * np.sqrt(model.variances)
-    arguments = patterns.X, weights, model.offsets, patterns.observed
-    if model.continuous is None:
-        return score_rows(*arguments)
-    scores = score_rows(*arguments, model.continuous.standardize(patterns.numbers))
-    is_known = ~np.isnan(patterns.numbers)
-    log_density = scores.log_likelihood - is_known @ np.log(model.continuous.scales)
-    return scores._replace(log_likelihood=log_density)
-
-
 def _apply_chain_rule(
-    scores: ProbitScores, model: SegmentModel, patterns: RowPatterns, gap_slopes: Array | None
+    scores: ProbitScores, model: SegmentModel, values: Array | None, gap_slopes: Array | None
 ) -> Array:
     """Return scores by all parameters, (n_patterns, n_shared + n_own).
 
@@ -575,8 +539,8 @@ def _apply_chain_rule(
     shared = by_mixing.reshape(len(by_mixing), -1)
     n_planes = len(model.thresholds)
     further = [] if gap_slopes is None else [scores.offsets[:, :n_planes] @ gap_slopes]
-    if model.continuous is not None:
-        values = model.continuous.standardize(patterns.numbers) + model.continuous.shifts
+    if model.continuous is not None and values is not None:
+        values = values + model.continuous.shifts
         by_log_scale = scores.offsets[:, n_planes:] * values - 1
         further.append(np.where(np.isnan(values), 0.0, by_log_scale))
     return np.hstack([shared, by_offset, *further, by_mean, by_log_variance])

@@ -3,7 +3,7 @@
 Model: as in `ordinal_likelihood`, and a continuous feature is m_i + s_i (√(π/8) a_i·z + c_i + ε),
 with ε ~ N(0, 1). m_i is the mean of its values; c_i and s_i are common to all segments. Given z,
 the features are independent, so a row's density is an integral over z of normal densities and of
-probabilities of levels; see `numerics.probit.interval_scores`.
+probabilities of levels; see `numerics.probit.probit_scores`.
 
 The fit has two stages. The first is a pass that counts pairs for BLICA with continuous features,
 see `mixed`. The second takes the steps of `scoring_steps`, with log s_i as further shared

@@ -27,11 +27,6 @@ from pipeline.numerics.gaussian.pair_tables import log_cells
 from pipeline.numerics.gaussian.predictive import compute_predictive_probabilities
 from pipeline.numerics.probit.expectation_propagation import probit_posterior
 from pipeline.numerics.probit.interval_probability import log_interval_probability
-from pipeline.numerics.probit.interval_scores import (
-    interval_ep_scores,
-    interval_quadrature_scores,
-)
-from pipeline.numerics.probit.interval_sites import interval_codes
 from pipeline.numerics.probit.orthant import MAX_FEATURES, log_orthant_probability
 from pipeline.numerics.probit.probit_scores import MAX_COMPONENTS, quadrature_scores
 from pipeline.numerics.probit.wide_rows import probit_codes
@@ -65,15 +60,12 @@ class SegmentModel(NamedTuple):
     # Means and variances of the sources, (n_components,).
     means: Array
     variances: Array
-    # Of each feature, 1 of a continuous one; None if all are binary.
-    n_levels: NDArray[np.int64] | None = None
+    n_levels: NDArray[np.int64]  # of each feature, 1 of a continuous one
     continuous: ContinuousUnits | None = None  # None if there are no continuous features
 
     @property
     def is_continuous(self) -> NDArray[np.bool_]:
         """Mark the continuous features, (n_features,)."""
-        if self.n_levels is None:
-            return np.zeros(len(self.weights), np.bool_)
         is_continuous: NDArray[np.bool_] = self.n_levels == 1
         return is_continuous
 
@@ -89,7 +81,7 @@ class SegmentModel(NamedTuple):
 
     def repeat_for_planes(self, values: Array) -> Array:
         """Repeat values of features, (..., n_features), for each of their planes."""
-        return values if self.n_levels is None else np.repeat(values, self.n_levels - 1, axis=-1)
+        return np.repeat(values, self.n_levels - 1, axis=-1)
 
     def find_numbers(self, latents: Array) -> Array:
         """Return the values of continuous features, given w·(z − means) of all plus noise."""
@@ -103,8 +95,6 @@ class SegmentModel(NamedTuple):
 
         `values` are of planes, then of continuous features, (..., n_planes + n_continuous).
         """
-        if self.n_levels is None:
-            return values
         own = self.is_continuous
         n_planes = self.n_levels[~own] - 1
         of_planes, of_numbers = np.split(values, [n_planes.sum()], axis=-1)
@@ -121,38 +111,76 @@ class SegmentModel(NamedTuple):
         np.fill_diagonal(correlation, 1.0)
         return correlation
 
-    def composite_log_likelihood(
-        self, X: NDArray[np.uint8], observed: NDArray[np.uint8] | None
-    ) -> Array:
-        """Sum log P(x_i, x_j) over the observed pairs i < j: nats, (n_samples,)."""
-        correlation, t = self.correlation(), self.thresholds
-        np.fill_diagonal(correlation, 0.0)  # unused, but a correlation of 1 has no density
-        cells = np.moveaxis(log_cells(t[:, None], t, correlation), -1, 0)
-        ones = X.astype(np.float64)
-        zeros = (1.0 if observed is None else observed) - ones
-        pairs = ((ones, ones), (ones, zeros), (zeros, ones), (zeros, zeros))
-        total = np.zeros(len(X))
-        for log_cell, (left, right) in zip(np.triu(cells, 1), pairs, strict=True):
-            total += (left @ log_cell * right).sum(axis=1)
+    def read_rows(self, block: BinaryBlock) -> ProbitArguments:
+        """Return rows and their model as functions of `numerics.probit` take them."""
+        levels, observed = unpack_levels(block, self.n_levels[~self.is_continuous] - 1)
+        values = None
+        if self.continuous is not None:
+            assert block.numbers is not None
+            values = self.continuous.standardize(block.numbers.T)
+        weights = self.weights * np.sqrt(self.variances)
+        return ProbitArguments(levels, weights, self.offsets, observed, self.n_levels, values)
+
+    def log_density_of_units(self, values: Array) -> Array:
+        """Return what the units of continuous features add to log densities, (n_samples,)."""
+        assert self.continuous is not None
+        return np.asarray(-(~np.isnan(values) @ np.log(self.continuous.scales)))
+
+    def sum_log_pairs(self, levels: NDArray[np.uint8], observed: NDArray[np.uint8] | None) -> Array:
+        """Sum log P(x_i, x_j) over the observed pairs i < j of levels: nats, (n_samples,)."""
+        n_levels = self.n_levels[~self.is_continuous]
+        cells = np.zeros((len(levels), n_levels.sum()))
+        places = np.cumsum(n_levels) - n_levels + levels.astype(np.int64)
+        np.put_along_axis(cells, places, 1.0 if observed is None else observed, axis=1)
+        total: Array = (cells @ self._log_pair_cells() * cells).sum(axis=1)
         return total
 
-    def composite_log_likelihood_of_levels(
-        self, levels: NDArray[np.uint8], observed: NDArray[np.uint8] | None
-    ) -> Array:
-        """Sum log P(x_i, x_j) over the observed pairs i < j of levels: nats, (n_samples,)."""
-        assert self.n_levels is not None
-        correlation, total = self.correlation(), np.zeros(len(levels))
-        edges = np.cumsum(self.n_levels - 1)[:-1]
-        thresholds = [
-            np.pad(t, (1, 0), constant_values=-_FAR) for t in np.split(self.thresholds, edges)
-        ]
-        for i, j in itertools.combinations(range(len(thresholds)), 2):
-            corners = np.exp(log_cells(thresholds[i][:, None], thresholds[j], correlation[i, j]))
-            corners = np.pad(corners[..., 0], ((0, 1), (0, 1)))
-            cells = corners[:-1, :-1] - corners[1:, :-1] - corners[:-1, 1:] + corners[1:, 1:]
-            pairs = np.log(np.maximum(cells, _MIN_CELL))[levels[:, i], levels[:, j]]
-            total += pairs if observed is None else pairs * (observed[:, i] * observed[:, j])
-        return total
+    def _log_pair_cells(self) -> Array:
+        """Return log P of the levels of two features, (n_cells, n_cells).
+
+        Cells are the levels of all features with levels. Entries are 0 unless the first feature
+        comes before the second.
+        """
+        n_levels, t = self.n_levels[~self.is_continuous], self.thresholds
+        owner = np.repeat(np.arange(len(n_levels)), n_levels)
+        planes = np.flatnonzero(np.diff(owner, prepend=-1) == 0)
+        is_highest = np.diff(owner, append=len(n_levels)) > 0
+        correlation = self.correlation()[np.ix_(~self.is_continuous, ~self.is_continuous)]
+        np.fill_diagonal(correlation, 0.0)  # unused, but a correlation of 1 has no density
+        tables = log_cells(t[:, None], t, correlation[np.ix_(owner[planes], owner[planes])])
+        reached = np.ones((len(owner), len(owner)))  # P(both features at this level or higher)
+        reached[planes] = scipy.special.ndtr(-t)[:, None]
+        reached[:, planes] = scipy.special.ndtr(-t)
+        reached[np.ix_(planes, planes)] = np.exp(tables[..., 0])
+        for _ in range(2):
+            beyond = np.where(is_highest[:, None], 0.0, np.roll(reached, -1, axis=0))
+            reached = (reached - beyond).T
+        logs = np.log(np.maximum(reached, _MIN_CELL))
+        # Pairs of bits need no differences, which lose digits.
+        bits = np.flatnonzero(n_levels[owner[planes]] == 2)
+        places = planes[bits], planes[bits] - 1
+        for k, pair in enumerate(itertools.product(places, repeat=2)):
+            logs[np.ix_(*pair)] = tables[np.ix_(bits, bits)][..., k]
+        return np.where(owner[:, None] < owner, logs, 0.0)
+
+
+class ProbitArguments(NamedTuple):
+    """Arguments of `probit_posterior`, for standard normal sources."""
+
+    levels: NDArray[np.uint8]
+    weights: Array
+    offsets: Array
+    observed: NDArray[np.uint8] | None
+    n_levels: NDArray[np.int64]
+    values: Array | None
+
+    def take(self, rows: slice) -> ProbitArguments:
+        """Return the arguments of some rows."""
+        return self._replace(
+            levels=self.levels[rows],
+            observed=None if self.observed is None else self.observed[rows],
+            values=None if self.values is None else self.values[rows],
+        )
 
 
 class ProbitICAParams(Protocol):
@@ -196,9 +224,7 @@ class ProbitICA(Model):
         `converged` (n_samples,) is false if expectation propagation did not converge.
         """
         model = params.segment_model(block.segment)
-        if model.n_levels is None:
-            return probit_codes(*_posterior_arguments(model, block))
-        codes = interval_codes(*_interval_arguments(model, block))
+        codes = probit_codes(*model.read_rows(block))
         codes["mean"] = model.means + np.sqrt(model.variances) * codes["mean"]
         codes["variance"] = model.variances * codes["variance"]
         return codes
@@ -298,21 +324,22 @@ class ProbitICA(Model):
         continuous features, it is a log density.
         """
         model = params.segment_model(block.segment)
-        if model.continuous is not None:
-            nats, error = _integrate_mixed_likelihood(model, block)
-            return LogLikelihood(nats, np.zeros_like(nats), integration_error=error)
-        if model.n_levels is not None:
-            levels, observed = unpack_levels(block, model.n_levels - 1)
+        arguments = model.read_rows(block)
+        if model.continuous is not None or (block.n_features > MAX_FEATURES and _are_bits(model)):
+            nats, error = _integrate_likelihood(model, arguments)
+        elif _are_bits(model):
+            R, t = model.correlation(), model.thresholds
+            return LogLikelihood(
+                *log_orthant_probability(arguments.levels, R, t, arguments.observed)
+            )
+        else:
             nats, error = log_interval_probability(
-                levels, model.correlation(), model.thresholds, model.n_levels, observed
+                arguments.levels,
+                model.correlation(),
+                model.thresholds,
+                model.n_levels,
+                arguments.observed,
             )
-            return LogLikelihood(nats, np.zeros_like(nats), integration_error=error)
-        if block.n_features <= MAX_FEATURES:
-            result = log_orthant_probability(
-                block.unpack_values(), model.correlation(), model.thresholds, block.unpack_mask()
-            )
-            return LogLikelihood(*result)
-        nats, error = _integrate_likelihood(model, block)
         return LogLikelihood(nats, np.zeros_like(nats), integration_error=error)
 
     def composite_log_likelihood(
@@ -320,12 +347,14 @@ class ProbitICA(Model):
     ) -> Array:
         """Return Σ_i<j log P(x_i, x_j) of each row over its observed pairs, nats, (n_samples,)."""
         model = params.segment_model(block.segment)
-        if model.continuous is not None:
-            return _sum_mixed_pairs(model, block)
-        if model.n_levels is not None:
-            levels, observed = unpack_levels(block, model.n_levels - 1)
-            return model.composite_log_likelihood_of_levels(levels, observed)
-        return model.composite_log_likelihood(block.unpack_values(), block.unpack_mask())
+        rows = model.read_rows(block)
+        total = model.sum_log_pairs(rows.levels, rows.observed)
+        return total if rows.values is None else total + _sum_mixed_pairs(model, rows)
+
+
+def _are_bits(model: SegmentModel) -> bool:
+    """Return whether all features are binary."""
+    return bool((model.n_levels == 2).all())
 
 
 def _count_planes(params: ProbitICAParams) -> int:
@@ -336,53 +365,29 @@ def _count_continuous(params: ProbitICAParams) -> int:
     return int(params.segment_model(UNKNOWN_SEGMENT).is_continuous.sum())
 
 
-def _interval_arguments(model: SegmentModel, block: BinaryBlock) -> tuple[Any, ...]:
-    """Return the arguments of `interval_codes`, for standard normal sources."""
-    assert model.n_levels is not None
-    own = model.is_continuous
-    n_levels, weights = model.n_levels[~own], model.weights * np.sqrt(model.variances)
-    levels, observed = unpack_levels(block, n_levels - 1)
-    values = None
-    if model.continuous is not None:
-        assert block.numbers is not None
-        values = model.continuous.standardize(block.numbers.T)
-    weights = np.concatenate([weights[~own], weights[own]])
-    return levels, weights, model.offsets, n_levels, observed, values
-
-
-def _integrate_mixed_likelihood(model: SegmentModel, block: BinaryBlock) -> tuple[Array, Array]:
-    """Integrate the log density of each row over the sources; also return estimated errors."""
-    assert model.continuous is not None
-    is_wide = len(model.variances) > MAX_COMPONENTS
-    arguments = _interval_arguments(model, block)
-    scores = (interval_ep_scores if is_wide else interval_quadrature_scores)(*arguments)
-    values = arguments[-1]
-    nats = scores.log_likelihood - ~np.isnan(values) @ np.log(model.continuous.scales)
-    return nats, np.where(scores.settled, scores.error, np.abs(nats))
-
-
-def _integrate_likelihood(model: SegmentModel, block: BinaryBlock) -> tuple[Array, Array]:
-    """Integrate log P(x) of each row over the sources; also return error bounds."""
+def _integrate_likelihood(model: SegmentModel, arguments: ProbitArguments) -> tuple[Array, Array]:
+    """Integrate log P(x) of each row over the sources; also return estimated errors."""
     if len(model.variances) > MAX_COMPONENTS:
-        posterior = probit_posterior(*_posterior_arguments(model, block))
-        return posterior.log_evidence, posterior.evidence_error
-    weights = model.weights * np.sqrt(model.variances)
-    scores = quadrature_scores(block.unpack_values(), weights, model.offsets, block.unpack_mask())
-    # If the points missed the posterior, the result means nothing.
-    return scores.log_likelihood, np.where(
-        scores.settled, scores.error, np.abs(scores.log_likelihood)
-    )
+        posterior = probit_posterior(*arguments)
+        nats, error = posterior.log_evidence, posterior.evidence_error
+    else:
+        scores = quadrature_scores(*arguments)
+        nats = scores.log_likelihood
+        # If the points missed the posterior, the result means nothing.
+        error = np.where(scores.settled, scores.error, np.abs(nats))
+    if arguments.values is not None:
+        nats = nats + model.log_density_of_units(arguments.values)
+    return nats, error
 
 
-def _sum_mixed_pairs(model: SegmentModel, block: BinaryBlock) -> Array:
-    """Sum the log densities of the observed pairs of features, some of them continuous."""
+def _sum_mixed_pairs(model: SegmentModel, arguments: ProbitArguments) -> Array:
+    """Sum the log densities of the observed pairs of features with a continuous one."""
     own, correlation = model.is_continuous, model.correlation()
-    levels, _, _, n_levels, observed, values = _interval_arguments(model, block)
+    levels, observed, n_levels = arguments.levels, arguments.observed, model.n_levels[~own]
     assert model.continuous is not None
-    with_levels = model._replace(weights=model.weights[~own], n_levels=n_levels, continuous=None)
-    total = with_levels.composite_log_likelihood_of_levels(levels, observed)
-    deviations = model.deviations[own]
-    y, units = values / deviations, np.log(model.continuous.scales * deviations)
+    assert arguments.values is not None
+    total, deviations = np.zeros(len(levels)), model.deviations[own]
+    y, units = arguments.values / deviations, np.log(model.continuous.scales * deviations)
     mixed, between = correlation[np.ix_(own, ~own)], correlation[np.ix_(own, own)]
     bounds = np.split(place_bounds(model.thresholds, n_levels)[1], np.cumsum(n_levels + 1)[:-1])
     for i, own_y in enumerate(y.T):
@@ -403,15 +408,3 @@ def _sum_mixed_pairs(model: SegmentModel, block: BinaryBlock) -> Array:
 
 def _log_density(z: Array) -> Array:
     return np.asarray(-0.5 * z**2 - 0.5 * np.log(2 * np.pi))
-
-
-def _posterior_arguments(model: SegmentModel, block: BinaryBlock) -> tuple[Any, ...]:
-    """Return the arguments of `probit_posterior` up to `observed`."""
-    return (
-        block.unpack_values(),
-        model.weights,
-        model.offsets - model.weights @ model.means,
-        model.means,
-        model.variances,
-        block.unpack_mask(),
-    )

@@ -182,7 +182,8 @@ class BinaryICALikelihoodParams:
         means, variances = shares @ self.source_means, shares @ self.source_variances
         slopes = PROBIT_SCALE * self.mixing
         offsets = self.offsets if self.level_offsets is None else self.level_offsets
-        model = SegmentModel(slopes, -offsets, means, variances, self.n_levels)
+        n_levels = np.full(len(slopes), 2) if self.n_levels is None else self.n_levels
+        model = SegmentModel(slopes, -offsets, means, variances, n_levels)
         shifts, deviations = (
             model.repeat_for_planes(values)
             for values in (slopes @ means, np.sqrt(1 + slopes**2 @ variances))

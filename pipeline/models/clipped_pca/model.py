@@ -87,7 +87,6 @@ from pipeline.models.structure import Structure
 from pipeline.models.support import Support
 from pipeline.numerics.gaussian.pair_tables import PairStatus
 from pipeline.numerics.gaussian.predictive import compute_predictive_probabilities
-from pipeline.numerics.probit.interval_sites import interval_codes
 from pipeline.numerics.probit.wide_rows import probit_codes
 from pipeline.numerics.spectra.lanczos import max_basis_columns, max_leading_pairs
 from pipeline.numerics.spectra.linalg import (
@@ -754,26 +753,15 @@ class ClippedPCA(Model):
         `converged` (n_samples,) is false if expectation propagation did not converge.
         """
         weights, offsets = probit_weights(params)
+        levels, observed, values = block.unpack_values(), block.unpack_mask(), None
         if params.n_levels is not None:
-            is_continuous = params.n_levels == 1
-            n_levels, own = params.n_levels[~is_continuous], weights[~is_continuous]
-            levels, observed = unpack_levels(block, n_levels - 1)
-            if params.means is None or params.scales is None:
-                return interval_codes(levels, own, offsets, n_levels, observed)
-            assert block.numbers is not None
-            values = (block.numbers.T - params.means[is_continuous]) / params.scales[is_continuous]
-            values = values / np.sqrt(find_noise(params)[is_continuous])
-            weights = np.concatenate([own, weights[is_continuous]])
-            return interval_codes(levels, weights, offsets, n_levels, observed, values)
-        n_components = weights.shape[1]
-        return probit_codes(
-            block.unpack_values(),
-            weights,
-            offsets,
-            np.zeros(n_components),
-            np.ones(n_components),
-            block.unpack_mask(),
-        )
+            levels, observed = unpack_levels(block, params.n_levels[params.n_levels > 1] - 1)
+            if params.means is not None and params.scales is not None:
+                assert block.numbers is not None
+                own = params.n_levels == 1
+                values = (block.numbers.T - params.means[own]) / params.scales[own]
+                values = values / np.sqrt(find_noise(params)[own])
+        return probit_codes(levels, weights, offsets, observed, params.n_levels, values)
 
     def sample(
         self,

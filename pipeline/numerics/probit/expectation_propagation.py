@@ -1,11 +1,12 @@
 """Posterior of a Gaussian latent given probit observations, one row at a time.
 
-Prior y ~ N(m, diag(v)); P(x_i = 1 | y) = Φ(w_iᵀ y + b_i) for i = 1..n, independent given y. PCA of
-clipped data, x_i = 1 iff (W y + ε)_i > t_i with ε_i ~ N(0, ψ_i), is w_i = W_i / √ψ_i and
-b_i = −t_i / √ψ_i.
+Prior u ~ N(0, I); models with other prior moments are converted to units of the prior first. A
+binary feature has P(x_i = 1 | u) = Φ(w_iᵀ u + b_i); `probit_sites` describes features with more
+levels and continuous ones. All are independent given u. PCA of clipped data, x_i = 1 iff
+(W u + ε)_i > t_i with ε_i ~ N(0, ψ_i), is w_i = W_i / √ψ_i and b_i = −t_i / √ψ_i.
 
 Expectation propagation (Minka 2001; Rasmussen & Williams 2006, section 3.6) replaces each factor
-by a Gaussian site with precision τ_i and shift ν_i along w_i. In units of the prior, y = m + √v u,
+by a Gaussian site with precision τ_i and shift ν_i along w_i:
 
     A = I + Σ_i τ_i w_i w_iᵀ,   E(u) = A⁻¹ Σ_i ν_i w_i,   Cov(u) = A⁻¹.
 
@@ -77,7 +78,6 @@ import numpy as np
 from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
-from pipeline.errors import FitError
 from pipeline.numerics.probit.probit_sites import (
     CAVITY_MEAN,
     CAVITY_VARIANCE,
@@ -87,16 +87,17 @@ from pipeline.numerics.probit.probit_sites import (
     SLOPE,
     VARIANCE,
     Floats,
+    ProbitRow,
     ProbitRows,
     Z,
     allocate_workspace,
     combine_rows,
     dot,
     find_fixed_point,
+    integrate_sites,
+    make_rows,
     set_tilted_cumulants,
     site_callee,
-    site_log_evidence,
-    tail_coefficients,
 )
 
 # Mean absolute errors of log evidence were at most 0.21 of the mean correction (at communalities
@@ -119,34 +120,39 @@ class ProbitPosterior(NamedTuple):
 
 
 def probit_posterior(
-    X: ArrayLike,
+    levels: ArrayLike,
     weights: ArrayLike,
     offsets: ArrayLike,
-    prior_mean: ArrayLike,
-    prior_variance: ArrayLike,
     observed: ArrayLike | None = None,
+    n_levels: NDArray[np.int64] | None = None,
+    values: Floats | None = None,
+    *,
     tol: float = 1e-5,
     max_rounds: int = 200,
 ) -> ProbitPosterior:
-    """Approximate the posterior of y ~ N(m, diag(v)) given P(x_i = 1 | y) = Φ(w_iᵀ y + b_i).
+    """Approximate the posterior of u ~ N(0, I) given the levels and values of features.
 
     The result for a row depends on that row alone, to the last bit.
 
     Parameters
     ----------
-    X
-        (n_samples, n_features) of 0 and 1.
+    levels
+        Levels counted from 0, (n_samples, n_ordinal); bits if all features are binary.
     weights
-        (n_features, n_components), the w_i.
+        The w_i, (n_features, n_components).
     offsets
-        (n_features,), the b_i.
-    prior_mean, prior_variance
-        (n_components,), m and v; a variance of 0 fixes its component.
+        The b_ic, decreasing within a feature, (n_planes,).
     observed
-        Same shape as `X`; false where the value is missing and `X` is not read.
+        False where a level is missing and not read, (n_samples, n_ordinal).
+    n_levels
+        Number of levels of each feature, 1 of a continuous one, (n_features,); None if all are
+        binary.
+    values
+        Values of w_iᵀ u + noise of the continuous features, NaN where missing,
+        (n_samples, n_continuous); None if there are none.
     tol
-        Largest change of a component in the last round: the change of its mean in prior standard
-        deviations plus the change of its variance in prior variances.
+        Largest change of a component in the last round: the change of its mean plus the change of
+        its variance.
     max_rounds
         Maximum number of rounds; a row that needs more is not converged.
 
@@ -154,17 +160,23 @@ def probit_posterior(
     -------
     ProbitPosterior
         `mean` and `variance`, (n_samples, n_components). All others are (n_samples,):
-        `log_evidence`, the estimate of log P(x) in nats; `rounds`; `converged`, false if
-        `max_rounds` was reached; `correction`, the largest share of a variance that the skewness
-        correction asked for; `evidence_error`, a bound on the mean error of `log_evidence`: a
-        quarter of the correction, or all of `log_evidence` if the row is not converged. The error
-        left in the moments is a fraction of `correction`, small if many features share the
-        information. A correction above 0.5 is scaled back to 0.5; the posterior is then far from
-        Gaussian.
+        `log_evidence`, the estimate of log P(x) in nats, a log density of values; `rounds`;
+        `converged`, false if `max_rounds` was reached; `correction`, the largest share of a
+        variance that the skewness correction asked for; `evidence_error`, a bound on the mean error
+        of `log_evidence`: a quarter of the correction, or all of `log_evidence` if the row is not
+        converged. The error left in the moments is a fraction of `correction`, small if many
+        features share the information. A correction above 0.5 is scaled back to 0.5; the posterior
+        is then far from Gaussian.
     """
-    m, v = np.asarray(prior_mean, np.float64), np.asarray(prior_variance, np.float64)
-    rows = whiten_rows(X, weights, offsets, m, v, observed, tol, max_rounds)
-    n_samples, n_components = len(rows.X), len(m)
+    rows = make_rows(
+        levels, weights, offsets, observed, n_levels, values, tol=tol, max_rounds=max_rounds
+    )
+    return compute_posterior(rows)
+
+
+def compute_posterior(rows: ProbitRows) -> ProbitPosterior:
+    """Do as `probit_posterior` for checked rows."""
+    n_samples, n_components = len(rows.levels), len(rows.weights)
     posterior = ProbitPosterior(
         mean=np.empty((n_samples, n_components)),
         variance=np.empty((n_samples, n_components)),
@@ -175,89 +187,25 @@ def probit_posterior(
         evidence_error=np.empty(n_samples),
     )
     _fill_posteriors(rows, posterior)
-    return posterior._replace(mean=m + np.sqrt(v) * posterior.mean, variance=v * posterior.variance)
-
-
-def whiten_rows(
-    X: ArrayLike,
-    weights: ArrayLike,
-    offsets: ArrayLike,
-    m: Floats,
-    v: Floats,
-    observed: ArrayLike | None,
-    tol: float,
-    max_rounds: int,
-) -> ProbitRows:
-    """Check the arguments of `probit_posterior` and convert them to units of the prior."""
-    binary, present = check_binary_matrix(X, observed)
-    w, b = np.asarray(weights, np.float64), np.asarray(offsets, np.float64)
-    _check_parameters(binary.shape[1], w, b, m, v)
-    if not (tol > 0 and max_rounds >= 1):
-        raise FitError(
-            f"`tol` is {tol} and `max_rounds` is {max_rounds}, but tol must be above 0 and "
-            "max_rounds at least 1."
-        )
-    whitened = np.ascontiguousarray((w * np.sqrt(v)).T)
-    return ProbitRows(binary, present, whitened, b + w @ m, tail_coefficients(), tol, max_rounds)
-
-
-def check_binary_matrix(
-    X: ArrayLike, observed: ArrayLike | None
-) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """Check `X` and its mask, and return C-contiguous copies; missing values of `X` become 0."""
-    values = np.asarray(X)
-    mask = np.ones(values.shape, np.bool_) if observed is None else np.asarray(observed, np.bool_)
-    if values.ndim != 2 or mask.shape != values.shape:
-        raise FitError(
-            f"`X` has shape {values.shape} and `observed` {mask.shape}, but both must be "
-            "(n_samples, n_features)."
-        )
-    wrong = mask & (values != 0) & (values != 1)
-    if wrong.any():
-        row, column = np.argwhere(wrong)[0]
-        raise FitError(
-            f"`X` has the value {values[row, column]} in row {row}, column {column}, which is not "
-            "0 or 1. Binarise it, or mark it as not observed."
-        )
-    binary = np.where(mask, values, 0).astype(np.uint8, order="C")
-    return binary, np.ascontiguousarray(mask)
-
-
-def _check_parameters(n_features: int, w: Floats, b: Floats, m: Floats, v: Floats) -> None:
-    """Check that the parameters are finite and fit each other and `n_features`."""
-    K = m.size
-    if (w.shape, b.shape, m.shape, v.shape) != ((n_features, K), (n_features,), (K,), (K,)):
-        raise FitError(
-            f"Weights, offsets, prior means and prior variances have shapes {w.shape}, {b.shape}, "
-            f"{m.shape} and {v.shape}, but {n_features} features need ({n_features}, "
-            f"n_components), ({n_features},), (n_components,) and (n_components,)."
-        )
-    parameters = {"weights": w, "offsets": b, "prior_mean": m, "prior_variance": v}
-    for name, array in parameters.items():
-        if not np.isfinite(array).all():
-            raise FitError(f"`{name}` contains NaN or infinity. Check the fit.")
-    if (v < 0).any():
-        raise FitError(
-            f"`prior_variance` is {v.min()} in component {v.argmin()}, but must not be negative."
-        )
+    return posterior
 
 
 @njit(**SITE_KERNEL_OPTIONS, cache=True)
 def _fill_posteriors(rows: ProbitRows, posterior: ProbitPosterior) -> None:
-    """Fill `posterior` row by row, with moments in units of the prior."""
+    """Fill `posterior` row by row."""
     K, n_features = rows.weights.shape
     square, tensor = np.empty((K, K)), np.empty((K, K * (K + 1) // 2))
     features, row = np.empty(n_features, np.int64), allocate_workspace(K, n_features)
-    for sample in range(len(rows.X)):
+    for sample in range(len(rows.levels)):
         row, rounds, change = find_fixed_point(rows, sample, row, square, features)
         posterior.rounds[sample], posterior.converged[sample] = rounds, change < rows.tol
-        posterior.log_evidence[sample] = site_log_evidence(row)
-        gain = fill_skewness_terms(row.sites, row.directions, tensor, square, row.linear)
+        posterior.log_evidence[sample] = integrate_sites(row)
+        gain = fill_skewness_terms(row, tensor, square)
         posterior.log_evidence[sample] += gain
         posterior.evidence_error[sample] = abs(
             _REMAINING_ERROR_SHARE * gain if change < rows.tol else posterior.log_evidence[sample]
         )
-        share = add_skewness_to_moments(square, row.linear, row.factor, row.mean, row.variance)
+        share = _add_skewness_to_moments(square, row.linear, row.factor, row.mean, row.variance)
         posterior.correction[sample] = share
         for k in range(K):
             posterior.mean[sample, k] = row.mean[k]
@@ -265,28 +213,15 @@ def _fill_posteriors(rows: ProbitRows, posterior: ProbitPosterior) -> None:
 
 
 @site_callee
-def fill_skewness_terms(
-    sites: Floats, units: Floats, tensor: Floats, G: Floats, shift: Floats
-) -> float:
-    """Write G and the shift of the mean in coordinates Lᵀ u; return the gain in log evidence.
+def fill_skewness_terms(row: ProbitRow, tensor: Floats, G: Floats) -> float:
+    """Write G, and the shift of the mean into `row.linear`; return the gain in log evidence.
 
-    `units` (K, n) contains L⁻¹ w_i on entry. `tensor`, (K, K (K + 1) / 2), is scratch, and so are
-    all fields of `sites` except the sites themselves.
+    Both are in coordinates Lᵀ u. `tensor`, (K, K (K + 1) / 2), is scratch, and so are
+    `row.directions` and all fields of the sites except the sites themselves.
     """
-    set_tilted_cumulants(sites, sites[CAVITY_MEAN], sites[CAVITY_VARIANCE])
-    gain: float = fill_cumulant_terms(sites, units, tensor, G, shift)
-    return gain
-
-
-@site_callee
-def fill_cumulant_terms(
-    sites: Floats, units: Floats, tensor: Floats, G: Floats, shift: Floats
-) -> float:
-    """Do as `fill_skewness_terms`, given the tilted cumulants.
-
-    `sites` has skewness in CAVITY_MEAN and excess kurtosis in CAVITY_VARIANCE.
-    """
+    sites, units, shift = row.sites, row.directions, row.linear
     kappa, chi, R, q = sites[CAVITY_MEAN], sites[CAVITY_VARIANCE], sites[SLOPE], sites[MEAN]
+    set_tilted_cumulants(sites, row.n_tails, kappa, chi)
     for k in range(len(units)):
         for i in range(len(kappa)):
             units[k, i] /= math.sqrt(sites[VARIANCE, i]) if sites[VARIANCE, i] > 0.0 else 1.0
@@ -359,7 +294,7 @@ def _fill_pair_sums(
 
 
 @site_callee
-def add_skewness_to_moments(
+def _add_skewness_to_moments(
     G: Floats, shift: Floats, factor: Floats, mean: Floats, variance: Floats
 ) -> float:
     """Add the terms, in coordinates u, to the moments; return their largest share of a variance.

@@ -40,7 +40,7 @@ from pipeline.numerics.gaussian.bivariate_normal import (
     norm_pdf,
     norm_ppf,
 )
-from pipeline.numerics.probit.expectation_propagation import check_binary_matrix
+from pipeline.numerics.probit.probit_sites import check_binary_matrix
 from pipeline.random import RowRandom
 
 Floats = NDArray[np.float64]

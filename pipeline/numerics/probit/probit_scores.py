@@ -1,10 +1,15 @@
 """Scores of rows under a probit factor model: log P(x) and its derivatives, in three ways.
 
-The model is u ~ N(0, I), P(x_i = 1 | u) = Φ(w_iᵀ u + b_i); models with other prior moments are
-converted to units of the prior first. By Fisher's identity, with h_i = ±φ / Φ(±(w_iᵀ u + b_i)) and
-the sign + where x_i is 1, − where it is 0,
+The model is that of `probit_sites`: u ~ N(0, I), and feature i is at level c iff s_i + noise, with
+s_i = w_iᵀ u, lies between the bounds l and h of the level. With the probability S_i = Φ(h − s_i) −
+Φ(l − s_i) and g_i = (φ(l − s_i) − φ(h − s_i)) / S_i, Fisher's identity gives
 
-    ∂ log P / ∂ b_i = E[h_i | x],    ∂ log P / ∂ w_i = E[h_i u | x].
+    ∂ log P / ∂ l = −E[φ(l − s_i) / S_i | x],    ∂ log P / ∂ h = E[φ(h − s_i) / S_i | x],
+    ∂ log P / ∂ w_i = E[g_i u | x].
+
+A level with one bound, as any of a binary feature, has ∂ log P / ∂ b_i = E[g_i | x]. The value
+b_i + v_i of a continuous feature is an interval of width 0, of which the density counts instead of
+the mass: log P is a log density, and ∂ log P / ∂ b_i = E[v_i − s_i | x].
 
 `ep_scores`: by expectation propagation. At its fixed point, log P(x) by the sites does not change
 with the sites to first order (Minka 2001; Seeger 2005, Expectation propagation for exponential
@@ -13,7 +18,8 @@ covariance V, and the site exp(ν s − τ s² / 2) at s = w_iᵀ u,
 
     ∂ log P / ∂ b_i = ν_i − τ_i w_iᵀ m,    ∂ log P / ∂ w_i = (∂ log P / ∂ b_i) m − τ_i V w_i.
 
-A row costs its rounds of expectation propagation, and n K² operations more.
+Derivatives by the bounds of intervals are those of their mass under the cavity. A row costs its
+rounds of expectation propagation, and n K² operations more.
 
 `quadrature_scores`: exact, for one or two components. The integral over u is a sum over a square
 lattice, in coordinates in which the posterior by expectation propagation is N(0, I): step ½,
@@ -21,10 +27,10 @@ radius 7. A trapezoidal rule is exact up to terms that fall like exp(−2 (π s 
 the width of the narrowest factor, and needs fewer points than Gauss's rules. For sources as in
 Hyttinen et al. (2022), 613 points were as exact as the 1,024 of a product of Gauss–Hermite rules,
 1e-6 nats per row. For three times those weights, where posteriors are almost cut off, they were
-more exact: 1e-4 against 3e-4. A row costs 30 n multiplications per point, after its rounds of
-expectation propagation.
+more exact: 1e-4 against 3e-4. A row costs 30 n multiplications per point, 100 n for intervals,
+after its rounds of expectation propagation.
 
-`orthant_scores`: exact, for up to 20 features. x_i = 1 iff e_i > −b_i, where e ~ N(0, C) and
+`orthant_scores`: exact, for up to 20 binary features. x_i = 1 iff e_i > −b_i, where e ~ N(0, C) and
 C = I + W Wᵀ, so that P(x) is an orthant probability, see `orthant`. By Fisher's identity (Louis
 1982, Finding the observed information matrix when using the EM algorithm) its derivatives are
 moments of e given x: with r = C⁻¹ e,
@@ -53,7 +59,7 @@ from numpy.typing import ArrayLike, NDArray
 from pipeline.errors import FitError
 from pipeline.numerics.information import check_weights
 from pipeline.numerics.logistic.logistic_lanes import exp_minus
-from pipeline.numerics.probit.expectation_propagation import fill_skewness_terms, whiten_rows
+from pipeline.numerics.probit.expectation_propagation import fill_skewness_terms
 from pipeline.numerics.probit.orthant import (
     MAX_FEATURES,
     check_normal,
@@ -64,29 +70,38 @@ from pipeline.numerics.probit.orthant import (
     mirror_normal,
 )
 from pipeline.numerics.probit.probit_sites import (
+    CAVITY_MEAN,
+    CAVITY_VARIANCE,
+    DENSITY_AT_0,
+    LOG_DENSITY_AT_0,
+    LOG_SHARE,
+    LOWER,
     MEAN,
-    OFFSET,
     PRECISION,
     SHIFT,
     SITE_KERNEL_OPTIONS,
     TAIL_DEGREE,
+    UPPER,
     Floats,
+    Integers,
     ProbitRow,
     ProbitRows,
     allocate_workspace,
     combine_rows,
     dot,
     find_fixed_point,
+    find_place,
+    find_sign,
+    integrate_sites,
+    make_rows,
     site_callee,
-    site_log_evidence,
 )
 from pipeline.random import RowRandom
 
-_MAX_ROUNDS = 200
 MAX_COMPONENTS = 2
-STEP, RADIUS = 0.5, 7.0
 _FACTORS = 8  # number multiplied before taking a logarithm; none is below 1e-38
-DENSITY_AT_0 = 1 / math.sqrt(2 * math.pi)
+_FAR = 1e8  # instead of infinite bounds, of which differences are not numbers
+_LEAST = 1e-300
 # Orthant derivatives have larger errors than log P. More points with fewer shifts help more.
 _N_SHIFTS = 6
 _MIN_POINTS = 128
@@ -97,29 +112,29 @@ class ProbitScores(NamedTuple):
 
     log_likelihood: Floats  # nats, (n_samples,)
     error: Floats  # estimated error of each, (n_samples,)
-    offsets: Floats  # ∂ log P / ∂ b_i, (n_samples, n_features)
+    # ∂ log P / ∂ b of planes, then of continuous features, (n_samples, n_planes + n_continuous).
+    offsets: Floats
     weights: Floats  # ∂ log P / ∂ w_i, (n_samples, n_features, n_components)
     settled: NDArray[np.bool_]  # false if the approximation did not converge, (n_samples,)
     sampled: bool = False  # whether errors are random, so that errors of distinct rows average out
 
 
 def ep_scores(
-    X: ArrayLike,
+    levels: ArrayLike,
     weights: ArrayLike,
     offsets: ArrayLike,
     observed: ArrayLike | None = None,
+    n_levels: Integers | None = None,
+    values: Floats | None = None,
+    *,
     tol: float = 1e-4,
 ) -> ProbitScores:
     """Compute scores by expectation propagation.
 
     Parameters
     ----------
-    X
-        (n_samples, n_features) of 0 and 1.
-    weights, offsets
-        w, (n_features, n_components), and b, (n_features,).
-    observed
-        Same shape as `X`; false where the value is missing and `X` is not read.
+    levels, weights, offsets, observed, n_levels, values
+        As for `probit_posterior`.
     tol
         Largest change of a moment of u in the last round. The derivatives have an error of about
         that size.
@@ -129,69 +144,76 @@ def ep_scores(
     ProbitScores
         `error` is the size of the skewness correction of `expectation_propagation`.
     """
-    rows = make_standard_rows(X, weights, offsets, observed, tol)
-    scores = empty_scores(rows)
-    _fill_scores(rows, scores)
+    rows = make_rows(levels, weights, offsets, observed, n_levels, values, tol=tol)
+    scores = _empty_scores(rows)
+    _fill_ep_scores(rows, scores)
     return scores
 
 
-def make_standard_rows(
-    X: ArrayLike, weights: ArrayLike, offsets: ArrayLike, observed: ArrayLike | None, tol: float
-) -> ProbitRows:
-    """Check rows and parameters of a standard normal u; raises the errors of `ep_scores`."""
-    n_components = np.shape(weights)[-1]
-    m, v = np.zeros(n_components), np.ones(n_components)
-    return whiten_rows(X, weights, offsets, m, v, observed, tol, _MAX_ROUNDS)
-
-
-def empty_scores(rows: ProbitRows) -> ProbitScores:
+def _empty_scores(rows: ProbitRows) -> ProbitScores:
     """Allocate the scores of rows."""
-    n_samples, n_features = rows.X.shape
+    n_samples, (K, n_features) = len(rows.levels), rows.weights.shape
     return ProbitScores(
         np.empty(n_samples),
         np.empty(n_samples),
-        np.zeros((n_samples, n_features)),
-        np.zeros((n_samples, n_features, len(rows.weights))),
+        np.zeros((n_samples, len(rows.offsets) + rows.values.shape[1])),
+        np.zeros((n_samples, n_features, K)),
         np.empty(n_samples, np.bool_),
     )
 
 
 @njit(**SITE_KERNEL_OPTIONS, cache=True)
-def _fill_scores(rows: ProbitRows, scores: ProbitScores) -> None:
+def _fill_ep_scores(rows: ProbitRows, scores: ProbitScores) -> None:
     K, n_features = rows.weights.shape
     square, tensor = np.empty((K, K)), np.empty((K, K * (K + 1) // 2))
     features, row = np.empty(n_features, np.int64), allocate_workspace(K, n_features)
-    for sample in range(len(rows.X)):
+    for sample in range(len(rows.levels)):
         row, _, change = find_fixed_point(rows, sample, row, square, features)
         scores.settled[sample] = change < rows.tol
-        scores.log_likelihood[sample] = site_log_evidence(row)
+        scores.log_likelihood[sample] = integrate_sites(row)
         _fill_derivatives(
-            row, rows.X[sample], features, scores.offsets[sample], scores.weights[sample]
+            rows, sample, row, features, scores.offsets[sample], scores.weights[sample]
         )
-        gain = fill_skewness_terms(row.sites, row.directions, tensor, square, row.linear)
-        scores.error[sample] = abs(gain)
+        scores.error[sample] = abs(fill_skewness_terms(row, tensor, square))
 
 
 @site_callee
 def _fill_derivatives(
+    rows: ProbitRows,
+    sample: int,
     row: ProbitRow,
-    x: NDArray[np.uint8],
-    features: NDArray[np.int64],
+    features: Integers,
     by_offset: Floats,
     by_weight: Floats,
 ) -> None:
     """Write the derivatives of a row, with the signs of the unmirrored features."""
     sites, image = row.sites, np.empty(row.sites.shape[1])
+    pulls, signs = np.empty(len(image)), np.ones(len(image))
     for i in range(len(image)):
-        sign = 2.0 * x[features[i]] - 1.0
-        pull = sites[SHIFT, i] - sites[PRECISION, i] * sites[MEAN, i]
-        by_offset[features[i]] = sign * pull
+        pulls[i] = sites[SHIFT, i] - sites[PRECISION, i] * sites[MEAN, i]
+        place = find_place(rows, sample, features[i])
+        if i < row.n_tails:
+            signs[i] = find_sign(rows, sample, features[i])
+            by_offset[place] = signs[i] * pulls[i]
+        elif rows.n_levels[features[i]] > 1:
+            by_offset[place] = _find_edge_density(sites, i, sites[LOWER, i])
+            by_offset[place + 1] = -_find_edge_density(sites, i, sites[UPPER, i])
+        else:
+            by_offset[place] = pulls[i]
     for k in range(len(row.mean)):
         combine_rows(row.factor[k, k:], row.directions[k:], image)  # V w_i
         for i in range(len(image)):
-            sign = 2.0 * x[features[i]] - 1.0
-            drop = sign * sites[PRECISION, i] * image[i]
-            by_weight[features[i], k] = by_offset[features[i]] * row.mean[k] - drop
+            drop = sites[PRECISION, i] * image[i]
+            by_weight[features[i], k] = signs[i] * (pulls[i] * row.mean[k] - drop)
+
+
+@site_callee
+def _find_edge_density(sites: Floats, i: int, bound: float) -> float:
+    """Return the density of the truncated cavity of site i at a bound."""
+    spread = 1.0 + sites[CAVITY_VARIANCE, i]
+    distance = bound - sites[CAVITY_MEAN, i]
+    log_density = LOG_DENSITY_AT_0 - 0.5 * (distance * distance / spread + math.log(spread))
+    return math.exp(log_density - sites[LOG_SHARE, i])
 
 
 class SquareLattice(NamedTuple):
@@ -206,34 +228,38 @@ class SquareLattice(NamedTuple):
     outmost: NDArray[np.bool_]
 
 
-class _RowWorkspace(NamedTuple):
+class _LatticeRow(NamedTuple):
     """Arrays of one row with one column per point.
 
-    u is (K, n_points), h (`slopes`) is (n, n_points), and the others are (n_points,).
+    u is (K, n_points); the densities at the lower and upper bound over the mass, (n, n_points), are
+    g and unused in tails; the others are (n_points,).
     """
 
     u: Floats
     z: Floats
     log_weight: Floats
     product: Floats
-    slopes: Floats
+    lower: Floats
+    upper: Floats
 
 
 def quadrature_scores(
-    X: ArrayLike,
+    levels: ArrayLike,
     weights: ArrayLike,
     offsets: ArrayLike,
     observed: ArrayLike | None = None,
+    n_levels: Integers | None = None,
+    values: Floats | None = None,
     *,
-    step: float = STEP,
-    radius: float = RADIUS,
+    step: float = 0.5,
+    radius: float = 7.0,
 ) -> ProbitScores:
     """Compute the scores of at most `MAX_COMPONENTS` components by quadrature.
 
     Parameters
     ----------
-    X, weights, offsets, observed
-        As for `ep_scores`.
+    levels, weights, offsets, observed, n_levels, values
+        As for `probit_posterior`.
     step, radius
         Step and radius of the lattice, in standard deviations of the posterior.
 
@@ -245,18 +271,18 @@ def quadrature_scores(
         is false if expectation propagation did not converge: the lattice may then miss the
         posterior.
     """
-    rows = make_standard_rows(X, weights, offsets, observed, 1e-4)
+    rows = make_rows(levels, weights, offsets, observed, n_levels, values, tol=1e-4)
     if len(rows.weights) > MAX_COMPONENTS:
         raise FitError(
             f"Quadrature takes at most {MAX_COMPONENTS} components, but there are "
             f"{len(rows.weights)}. Use expectation propagation, or orthant probabilities."
         )
-    scores = empty_scores(rows)
-    _fill_quadrature_scores(rows, make_lattice(len(rows.weights), step, radius), scores)
+    scores = _empty_scores(rows)
+    _fill_quadrature_scores(rows, _make_lattice(len(rows.weights), step, radius), scores)
     return scores
 
 
-def make_lattice(n_components: int, step: float, radius: float) -> SquareLattice:
+def _make_lattice(n_components: int, step: float, radius: float) -> SquareLattice:
     """Make the points of a square lattice within a radius."""
     n = int(radius / step)
     grid = np.stack(np.meshgrid(*[np.arange(-n, n + 1)] * n_components), axis=-1)
@@ -276,27 +302,30 @@ def _fill_quadrature_scores(rows: ProbitRows, lattice: SquareLattice, scores: Pr
     n_points = lattice.points.shape[1]
     features, row = np.empty(n_features, np.int64), allocate_workspace(K, n_features)
     square = np.empty((K, K))
-    memory = _RowWorkspace(
+    memory = _LatticeRow(
         np.empty((K, n_points)),
         np.empty(n_points),
         np.empty(n_points),
         np.empty(n_points),
         np.empty((n_features, n_points)),
+        np.empty((n_features, n_points)),
     )
-    for sample in range(len(rows.X)):
+    for sample in range(len(rows.levels)):
         row, _, change = find_fixed_point(rows, sample, row, square, features)
         scores.settled[sample] = change < rows.tol
-        log_volume = place_points(row, lattice, memory.u, memory.log_weight)
-        _add_log_factors(row, rows.tail, memory)
-        total, error = normalise_weights(memory.log_weight, lattice)
+        log_volume = _place_points(row, lattice, memory.u, memory.log_weight)
+        _multiply_tails(row, rows.tail, memory)
+        for i in range(row.n_tails, row.sites.shape[1]):
+            _add_log_masses(row, i, rows.tail, memory)
+        total, error = _normalise_weights(memory.log_weight, lattice)
         scores.log_likelihood[sample], scores.error[sample] = log_volume + total, error
         _average_scores(
-            row, rows.X[sample], features, memory, scores.offsets[sample], scores.weights[sample]
+            rows, sample, row, features, memory, scores.offsets[sample], scores.weights[sample]
         )
 
 
 @site_callee
-def place_points(
+def _place_points(
     row: ProbitRow, lattice: SquareLattice, points: Floats, log_weight: Floats
 ) -> float:
     """Move the points to the posterior, weigh them by the prior, return the log of their volume."""
@@ -316,22 +345,28 @@ def place_points(
 
 
 @site_callee
-def _add_log_factors(row: ProbitRow, tail: Floats, memory: _RowWorkspace) -> None:
-    """Add the logs of all factors to the weights, and write h of each."""
+def _multiply_tails(row: ProbitRow, tail: Floats, memory: _LatticeRow) -> None:
+    """Add the logs of the factors of all tails to the weights, and write g of each."""
     z, product = memory.z, memory.product
     product[:] = 1.0
-    n = row.sites.shape[1]
-    for i in range(n):
-        for s in range(len(z)):
-            z[s] = row.sites[OFFSET, i]
-        for k in range(len(memory.u)):
-            for s in range(len(z)):
-                z[s] += row.weights[k, i] * memory.u[k, s]
-        _multiply_factor(z, tail, memory.slopes[i], product, memory.log_weight)
-        if i % _FACTORS == _FACTORS - 1 or i == n - 1:
+    for i in range(row.n_tails):
+        _project_points(row, i, -row.sites[LOWER, i], memory)
+        _multiply_factor(z, tail, memory.lower[i], product, memory.log_weight)
+        if i % _FACTORS == _FACTORS - 1 or i == row.n_tails - 1:
             for s in range(len(z)):
                 memory.log_weight[s] += math.log(product[s])
                 product[s] = 1.0
+
+
+@site_callee
+def _project_points(row: ProbitRow, i: int, offset: float, memory: _LatticeRow) -> None:
+    """Write w_iᵀ u plus an offset into z."""
+    z = memory.z
+    for s in range(len(z)):
+        z[s] = offset
+    for k in range(len(memory.u)):
+        for s in range(len(z)):
+            z[s] += row.weights[k, i] * memory.u[k, s]
 
 
 @site_callee
@@ -341,7 +376,7 @@ def _multiply_factor(
     """Multiply by Φ(z), set slope = φ(z) / Φ(z); for z < 0, exp(−z² / 2) goes to the log weight."""
     for s in range(len(z)):
         size = abs(z[s])
-        hazard = find_hazard(size, tail)
+        hazard = _find_hazard(size, tail)
         quarter = 0.5 * size * size
         density = DENSITY_AT_0 * exp_minus(quarter)
         above = 1.0 - density / hazard  # Φ(size)
@@ -352,7 +387,7 @@ def _multiply_factor(
 
 
 @site_callee
-def find_hazard(size: float, tail: Floats) -> float:
+def _find_hazard(size: float, tail: Floats) -> float:
     """Return φ(size) / Φ(−size) for a size of at least 0."""
     ratio = (size - 4.0) / (size + 4.0)
     excess = tail[TAIL_DEGREE]
@@ -363,7 +398,48 @@ def find_hazard(size: float, tail: Floats) -> float:
 
 
 @site_callee
-def normalise_weights(log_weight: Floats, lattice: SquareLattice) -> tuple[float, float]:
+def _add_log_masses(row: ProbitRow, i: int, tail: Floats, memory: _LatticeRow) -> None:
+    """Add the log masses of interval i to the log weights, and write the densities at its bounds.
+
+    A value has its log density instead, of which `lower` gets the derivative.
+    """
+    location, is_value = memory.z, row.sites[LOWER, i] == row.sites[UPPER, i]
+    lower, upper = memory.lower[i], memory.upper[i]
+    bounds = max(row.sites[LOWER, i], -_FAR), min(row.sites[UPPER, i], _FAR)
+    _project_points(row, i, 0.0, memory)
+    if is_value:
+        for s in range(len(location)):
+            distance = bounds[0] - location[s]
+            memory.log_weight[s] += LOG_DENSITY_AT_0 - 0.5 * distance * distance
+            lower[s], upper[s] = distance, 0.0
+        return
+    mass = location  # in place, because a location is read just before
+    for s in range(len(location)):
+        low, high = bounds[0] - location[s], bounds[1] - location[s]
+        is_mirrored = low + high < 0.0
+        near, far = (-high, -low) if is_mirrored else (low, high)
+        # In the tail, all in units of the density at `near`, so that nothing underflows.
+        is_tail = near > 0.0
+        half_square = 0.5 * near * near
+        density = DENSITY_AT_0 * exp_minus(half_square)
+        decay = exp_minus(0.5 * (far - near) * (far + near))
+        beyond = decay / _find_hazard(far, tail)
+        tail_mass = 1.0 / _find_hazard(abs(near), tail)
+        at_near = 1.0 if is_tail else density
+        share = tail_mass - beyond if is_tail else 1.0 - density * (tail_mass + beyond)
+        share = share if share > _LEAST else _LEAST
+        at_near /= share
+        mass[s] = DENSITY_AT_0 * share if is_tail else share
+        memory.log_weight[s] -= half_square if is_tail else 0.0
+        at_far = at_near * decay
+        lower[s] = at_far if is_mirrored else at_near
+        upper[s] = at_near if is_mirrored else at_far
+    for s in range(len(location)):
+        memory.log_weight[s] += math.log(mass[s])
+
+
+@site_callee
+def _normalise_weights(log_weight: Floats, lattice: SquareLattice) -> tuple[float, float]:
     """Turn log weights into shares; return the log of their sum and an estimate of its error."""
     top = log_weight.max()
     total = black = outmost = 0.0
@@ -380,19 +456,29 @@ def normalise_weights(log_weight: Floats, lattice: SquareLattice) -> tuple[float
 
 @site_callee
 def _average_scores(
+    rows: ProbitRows,
+    sample: int,
     row: ProbitRow,
-    x: NDArray[np.uint8],
-    features: NDArray[np.int64],
-    memory: _RowWorkspace,
+    features: Integers,
+    memory: _LatticeRow,
     by_offset: Floats,
     by_weight: Floats,
 ) -> None:
-    """Write the means of h and h u, with the signs of the unmirrored features."""
+    """Write the mean derivatives, with the signs of the unmirrored features."""
+    shares = memory.log_weight
     for i in range(row.sites.shape[1]):
-        sign, slope = 2.0 * x[features[i]] - 1.0, memory.slopes[i]
+        slope, upper, sign = memory.lower[i], memory.upper[i], 1.0
+        place = find_place(rows, sample, features[i])
         for s in range(len(slope)):
-            slope[s] *= memory.log_weight[s]
-        by_offset[features[i]] = sign * slope.sum()
+            slope[s] *= shares[s]
+        by_offset[place] = slope.sum()
+        if i < row.n_tails:
+            sign = find_sign(rows, sample, features[i])
+            by_offset[place] *= sign
+        elif rows.n_levels[features[i]] > 1:
+            by_offset[place + 1] = -dot(upper, shares)
+            for s in range(len(slope)):
+                slope[s] -= upper[s] * shares[s]
         for k in range(len(memory.u)):
             by_weight[features[i], k] = sign * dot(slope, memory.u[k])
 

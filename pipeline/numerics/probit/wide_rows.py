@@ -1,7 +1,7 @@
-"""Posterior of rows with many values: expectation propagation by batches of rows.
+"""Codes of rows; of those with many bits, by expectation propagation of batches of rows.
 
-Model and sites are those of `expectation_propagation`. If no single value dominates, the posterior
-is nearly Gaussian, and three things save most of the time:
+Model and sites are those of `expectation_propagation`, for binary features. If no single value
+dominates, the posterior is nearly Gaussian, and three things save most of the time:
 
 * Rounds start at the posterior of the linear model x_i = p_i + a_iᵀ u + noise with the same means
   and covariances with u. Two or three rounds remain.
@@ -29,8 +29,8 @@ import scipy
 from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
-from pipeline.numerics.probit.expectation_propagation import probit_posterior, whiten_rows
-from pipeline.numerics.probit.probit_sites import SITE_KERNEL_OPTIONS, Floats
+from pipeline.numerics.probit.expectation_propagation import compute_posterior
+from pipeline.numerics.probit.probit_sites import SITE_KERNEL_OPTIONS, Floats, make_rows
 
 _MIN_VALUES = 1000
 _TOLERANCE, _MAX_LEVERAGE = 0.03, 0.25
@@ -41,21 +41,20 @@ _LOWEST, _HIGHEST, _KNOTS_PER_UNIT = -16, 10, 32  # of the table of φ(z) / Φ(z
 
 
 def probit_codes(
-    X: ArrayLike,
+    levels: ArrayLike,
     weights: ArrayLike,
     offsets: ArrayLike,
-    prior_mean: ArrayLike,
-    prior_variance: ArrayLike,
     observed: ArrayLike | None = None,
+    n_levels: NDArray[np.int64] | None = None,
+    values: Floats | None = None,
 ) -> dict[str, NDArray[Any]]:
     """Return the `mean`, `variance` and `converged` of the posterior of every row.
 
     Arguments and errors are those of `probit_posterior`. Means and variances are
     (n_samples, n_components), `converged` is (n_samples,).
     """
-    m, v = np.asarray(prior_mean, np.float64), np.asarray(prior_variance, np.float64)
-    rows = whiten_rows(X, weights, offsets, m, v, observed, _TOLERANCE, _MAX_ROUNDS)
-    n_samples, (n_components, n_features) = len(rows.X), rows.weights.shape
+    rows = make_rows(levels, weights, offsets, observed, n_levels, values, tol=1e-5)
+    n_samples, (n_components, n_features) = len(rows.levels), rows.weights.shape
     codes: dict[str, NDArray[Any]] = {
         "mean": np.empty((n_samples, n_components)),
         "variance": np.empty((n_samples, n_components)),
@@ -63,26 +62,26 @@ def probit_codes(
     }
     pair_bytes = 8 * n_features * (n_components * (n_components + 1) // 2)
     wide = np.flatnonzero(np.count_nonzero(rows.observed, axis=1) >= _MIN_VALUES)
-    if len(wide) and 0 < pair_bytes <= _MAX_PAIR_BYTES:
+    are_binary = bool((rows.n_levels == 2).all())
+    if are_binary and len(wide) and 0 < pair_bytes <= _MAX_PAIR_BYTES:
         model = _prepare_model(rows.weights, rows.offsets)
         sites = np.empty((4, _BATCH, n_features))
         for start in range(0, len(wide), _BATCH):
             batch = wide[start : start + _BATCH]
-            mean, variance, is_usable = _code_batch(
-                model, rows.X[batch], rows.observed[batch], sites[:, : len(batch)]
+            codes["mean"][batch], codes["variance"][batch], codes["converged"][batch] = _code_batch(
+                model, rows.levels[batch], rows.observed[batch], sites[:, : len(batch)]
             )
-            codes["mean"][batch], codes["variance"][batch] = m + np.sqrt(v) * mean, v * variance
-            codes["converged"][batch] = is_usable
     left = np.flatnonzero(~codes["converged"])
     if len(left):  # else the kernel, which compiles for seconds, is not needed
-        posterior = probit_posterior(rows.X[left], weights, offsets, m, v, rows.observed[left])
+        by_row = {name: getattr(rows, name)[left] for name in ("levels", "observed", "values")}
+        posterior = compute_posterior(rows._replace(**by_row))
         for name in codes:
             codes[name][left] = getattr(posterior, name)
     return codes
 
 
 class _WideModel(NamedTuple):
-    """A model in units of the prior, and its linear model x_i = shares_i + slopes_iᵀ u + noise."""
+    """A model, and its linear model x_i = shares_i + slopes_iᵀ u + noise."""
 
     weights: Floats  # (K, n)
     offsets: Floats  # (n,)

@@ -182,7 +182,7 @@ def test_the_composite_likelihood_sums_pairs_of_levels() -> None:
             rho = correlation[i, j]
             normal = multivariate_normal(np.zeros(2), [[1, rho], [rho, 1]])
             expected[row] += np.log(normal.cdf(upper, lower_limit=lower))
-    assert_allclose(model.composite_log_likelihood_of_levels(levels, observed), expected, atol=1e-6)
+    assert_allclose(model.sum_log_pairs(levels, observed), expected, atol=1e-6)
 
 
 def test_codes_are_posterior_means() -> None:

@@ -185,7 +185,7 @@ def test_score_sums_match_finite_differences_and_information(fitted_example):
 def test_equal_rows_are_scored_once():
     X = np.array([[0, 1], [1, 1], [0, 1], [0, 1]], np.uint8)
     patterns = find_patterns(pack_block(X))
-    np.testing.assert_array_equal(patterns.X, [[0, 1], [1, 1]])
+    np.testing.assert_array_equal(patterns.block.unpack_values(), [[0, 1], [1, 1]])
     np.testing.assert_array_equal(patterns.times, [3, 1])
 
 
@@ -193,7 +193,7 @@ def test_missing_values_distinguish_rows_regardless_of_stored_value():
     X = np.array([[0, 1], [1, 1], [0, 1]], np.uint8)
     patterns = find_patterns(pack_block(X, np.array([[0, 1], [0, 1], [1, 1]], np.uint8)))
     assert sorted(patterns.times.tolist()) == [1, 2]
-    assert patterns.observed.sum() == 3
+    assert patterns.block.unpack_mask().sum() == 3
 
 
 def test_non_finite_scores_raise(fitted_example):

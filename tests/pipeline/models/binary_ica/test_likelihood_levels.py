@@ -21,14 +21,12 @@ from pipeline.fitting.loop import collect_first_statistics, fit_model, initializ
 from pipeline.models.binary_ica import BLICA, BinaryICALikelihood
 from pipeline.models.binary_ica.level_gaps import join_level_offsets, split_level_offsets
 from pipeline.models.binary_ica.likelihood import sum_scores
-from pipeline.models.binary_ica.ordinal_likelihood import score_planes
 from pipeline.models.binary_ica.scoring_steps import BinaryICALikelihoodParams
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
 from pipeline.numerics.metrics import mean_cosine_similarity
-from pipeline.numerics.probit.interval_scores import interval_quadrature_scores
+from pipeline.numerics.probit.probit_scores import quadrature_scores
 from pipeline.random import RowRandom
-from pipeline.statistics.sums import ScoreSums
 from storage.examples import NonstationaryTruth, draw_nonstationary_truth
 from tests.pipeline.models.binary_ica.test_blica_levels import (
     SHARES,
@@ -66,13 +64,6 @@ def make_block(levels: Levels, observed: Levels | None = None, segment: int = 1)
     return pack_block(*split_values(levels, observed, features), segment)
 
 
-def score(params: BinaryICALikelihoodParams, block: BinaryBlock) -> ScoreSums:
-    def score_rows(*arguments: Any) -> Any:
-        return score_planes(interval_quadrature_scores, N_LEVELS - 1, *arguments)
-
-    return sum_scores(params, block, score_rows)
-
-
 def test_offsets_are_means_and_gaps_and_back() -> None:
     n_levels = np.array([2, 4, 3, 2])
     offsets = np.array([0.3, 2.0, 1.0, -0.5, 0.7, 0.1, -2.0])
@@ -91,10 +82,10 @@ def test_sums_of_scores_are_derivatives() -> None:
 
     def total(change: Floats) -> float:
         moved = params.with_point(params.point.from_vector(flat + change))
-        return score(moved, block).log_likelihood
+        return sum_scores(moved, block, quadrature_scores).log_likelihood
 
     slopes = np.array([(total(d) - total(-d)) / (2 * eps) for d in eps * np.eye(len(flat))])
-    sums = score(params, block)
+    sums = sum_scores(params, block, quadrature_scores)
     n_shared = len(sums.gradient)
     assert n_shared == 3 * 2 + 3 + 3
     assert_allclose(sums.gradient, slopes[:n_shared], atol=1e-4)
@@ -106,12 +97,12 @@ def test_probabilities_are_those_of_rectangles_and_add_up() -> None:
     params = make_params()
     levels = np.array([[0, 1, 2], [1, 1, 2], [2, 1, 2], [3, 1, 2]], np.uint8)
     rows = [make_block(row[None]) for row in levels]
-    nats = np.array([score(params, row).log_likelihood for row in rows])
+    nats = np.array([sum_scores(params, row, quadrature_scores).log_likelihood for row in rows])
     found = BinaryICALikelihood().log_likelihood(params, make_block(levels), RowRandom(0))
     assert_allclose(found.nats, nats, atol=3e-3)
     observed = np.array([[0, 1, 1]], np.uint8)
-    without = score(params, make_block(levels[:1], observed)).log_likelihood
-    assert logsumexp(nats) == pytest.approx(without, abs=1e-5)
+    without = sum_scores(params, make_block(levels[:1], observed), quadrature_scores)
+    assert logsumexp(nats) == pytest.approx(without.log_likelihood, abs=1e-5)
 
 
 class Example(NamedTuple):

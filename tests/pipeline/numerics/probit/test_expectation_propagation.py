@@ -36,17 +36,14 @@ def rows_of(rng, weights, offsets, n_rows):
     return (rng.normal(size=(n_rows, len(weights))) < y @ weights.T + offsets).astype(np.uint8)
 
 
-def standard(n_components):
-    return np.zeros(n_components), np.ones(n_components)
-
-
 def random_problem(seed, n_rows=6, n_features=12, n_components=3):
     """Arguments of `probit_posterior` up to `observed`."""
     rng = np.random.default_rng(seed)
     weights, offsets = low_rank_model(rng, n_features, n_components)
     X = rows_of(rng, weights, offsets, n_rows)
-    prior = rng.normal(size=n_components), rng.uniform(0.2, 3, n_components)
-    return X, weights, offsets, *prior, rng.random(X.shape) < 0.7
+    offsets = offsets + weights @ rng.normal(size=n_components)
+    weights = weights * np.sqrt(rng.uniform(0.2, 3, n_components))
+    return X, weights, offsets, rng.random(X.shape) < 0.7
 
 
 def integrate_on_grid(X, weights, offsets, half_width=6.0, n_points=241):
@@ -68,15 +65,14 @@ def integrate_on_grid(X, weights, offsets, half_width=6.0, n_points=241):
 @pytest.mark.parametrize("z", [-1000, -40, -8, -4.7, -1e-3, 0, 0.5, 5, 8.3, 40, 300])
 @pytest.mark.parametrize("weight", [0.1, 1, -30, 1000])
 def test_one_site_is_exact(z, weight):
-    m, v = 0.3, 2.0
-    offset = z * np.hypot(1, weight * np.sqrt(v)) - weight * m
-    posterior = probit_posterior([[1]], [[weight]], [offset], [m], [v])
+    offset = z * np.hypot(1, weight)
+    posterior = probit_posterior([[1]], [[weight]], [offset])
     with mp.workdps(40):
-        spread = mp.sqrt(1 + mpf(weight) ** 2 * v)
-        z = (mpf(weight) * m + mpf(offset)) / spread
+        spread = mp.sqrt(1 + mpf(weight) ** 2)
+        z = mpf(offset) / spread
         slope = mp.npdf(z) / mp.ncdf(z)
-        mean = m + weight * v / spread * slope
-        variance = v - (weight * v / spread) ** 2 * slope * (slope + z)
+        mean = weight / spread * slope
+        variance = 1 - (weight / spread) ** 2 * slope * (slope + z)
         log_evidence = mp.log(mp.ncdf(z))
     assert posterior.mean[0, 0] == pytest.approx(float(mean), rel=1e-11, abs=1e-11)
     assert posterior.variance[0, 0] == pytest.approx(float(variance), rel=1e-8, abs=1e-11)
@@ -93,7 +89,7 @@ def test_two_components_against_numerical_integration(n_features, communalities)
     rng = np.random.default_rng(n_features)
     weights, offsets = low_rank_model(rng, n_features, 2, communalities)
     X = rows_of(rng, weights, offsets, 12)
-    posterior = probit_posterior(X, weights, offsets, *standard(2))
+    posterior = probit_posterior(X, weights, offsets)
     mean, variance, log_evidence = integrate_on_grid(X, weights, offsets)
     assert posterior.converged.all()
     np.testing.assert_allclose(posterior.mean, mean, rtol=0, atol=1e-3)
@@ -107,17 +103,17 @@ def test_two_components_against_numerical_integration(n_features, communalities)
 def test_ten_components_against_long_gibbs_runs(case):
     with np.load(REFERENCE) as file:
         names = ("X", "weights", "offsets", "prior_mean", "prior_variance")
-        parameters = [file[f"{case}_{name}"] for name in names]
+        X, weights, offsets, prior_mean, prior_variance = (file[f"{case}_{n}"] for n in names)
         mean, variance, mean_error, variance_error = (
             file[f"{case}_{name}"] for name in ("mean", "variance", "mean_error", "variance_error")
         )
-    posterior = probit_posterior(*parameters)
-    prior_variance = parameters[-1]
     scale = np.sqrt(prior_variance)
+    posterior = probit_posterior(X, weights * scale, offsets + weights @ prior_mean)
     # Five standard errors still resolve the tolerance, so that the comparison can fail.
     assert 5 * max((mean_error / scale).max(), (variance_error / prior_variance).max()) < 1e-3
-    np.testing.assert_array_less(abs(posterior.mean - mean) / scale, 1e-3)
-    np.testing.assert_array_less(abs(posterior.variance - variance) / prior_variance, 1e-3)
+    own_mean = (mean - prior_mean) / scale
+    np.testing.assert_array_less(abs(posterior.mean - own_mean), 1e-3)
+    np.testing.assert_array_less(abs(posterior.variance - variance / prior_variance), 1e-3)
 
 
 @given(seeds)
@@ -131,14 +127,14 @@ def test_evidence_at_one_component_against_quadrature(seed):
         return norm.pdf(y) * norm.cdf(sign * (weights[:, 0] * y + offsets)).prod()
 
     exact = np.log(quad(joint, -10, 10, points=[-1, 0, 1], epsabs=1e-13)[0])
-    posterior = probit_posterior(X, weights, offsets, *standard(1))
+    posterior = probit_posterior(X, weights, offsets)
     np.testing.assert_allclose(posterior.log_evidence, exact, rtol=0, atol=5e-3)
 
 
 def test_evidence_of_all_rows_sums_to_one():
     weights, offsets = low_rank_model(np.random.default_rng(3), 8, 3)
     X = np.array(list(product([0, 1], repeat=8)))
-    posterior = probit_posterior(X, weights, offsets, *standard(3))
+    posterior = probit_posterior(X, weights, offsets)
     assert np.exp(posterior.log_evidence).sum() == pytest.approx(1, abs=2e-4)
 
 
@@ -146,7 +142,7 @@ def test_correction_bounds_the_error_of_few_confident_features():
     rng = np.random.default_rng(8)
     weights, offsets = low_rank_model(rng, 10, 2, (0.9, 0.999))
     X = rows_of(rng, weights, offsets, 20)
-    posterior = probit_posterior(X, weights, offsets, *standard(2))
+    posterior = probit_posterior(X, weights, offsets)
     mean, variance, log_evidence = integrate_on_grid(X, weights, offsets, n_points=601)
     assert abs(posterior.log_evidence - log_evidence).mean() < posterior.evidence_error.mean()
     error = abs(posterior.variance / variance - 1).max(axis=1)
@@ -157,10 +153,10 @@ def test_correction_bounds_the_error_of_few_confident_features():
 
 @given(seeds)
 def test_order_of_features_does_not_matter(seed):
-    X, weights, offsets, *prior, observed = random_problem(seed)
+    X, weights, offsets, observed = random_problem(seed)
     order = np.random.default_rng(seed).permutation(len(offsets))
-    one = probit_posterior(X, weights, offsets, *prior, observed, tol=1e-10)
-    arguments = X[:, order], weights[order], offsets[order], *prior, observed[:, order]
+    one = probit_posterior(X, weights, offsets, observed, tol=1e-10)
+    arguments = X[:, order], weights[order], offsets[order], observed[:, order]
     other = probit_posterior(*arguments, tol=1e-10)
     for field in ("mean", "variance", "log_evidence", "correction"):
         a, b = getattr(one, field), getattr(other, field)
@@ -170,10 +166,10 @@ def test_order_of_features_does_not_matter(seed):
 @given(seeds)
 def test_missing_features_are_as_if_dropped(seed):
     X, *parameters, _ = random_problem(seed)
-    weights, offsets, *prior = parameters
+    weights, offsets = parameters
     kept = np.random.default_rng(seed).random(len(offsets)) < 0.6
     masked = probit_posterior(X, *parameters, np.broadcast_to(kept, X.shape))
-    dropped = probit_posterior(X[:, kept], weights[kept], offsets[kept], *prior)
+    dropped = probit_posterior(X[:, kept], weights[kept], offsets[kept])
     for a, b in zip(masked, dropped, strict=True):
         assert a.tobytes() == b.tobytes()
 
@@ -248,37 +244,14 @@ def test_swapping_zero_and_one_with_the_signs_changes_nothing(seed):
         assert a.tobytes() == b.tobytes()
 
 
-@given(seeds)
-def test_prior_is_a_change_of_units(seed):
-    X, weights, offsets, m, v, observed = random_problem(seed)
-    scale = np.sqrt(v)
-    one = probit_posterior(X, weights, offsets, m, v, observed)
-    other = probit_posterior(X, weights * scale, offsets + weights @ m, *standard(len(m)), observed)
-    np.testing.assert_allclose(one.mean, m + scale * other.mean, rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(one.variance, v * other.variance, rtol=1e-9)
-    np.testing.assert_allclose(one.log_evidence, other.log_evidence, rtol=1e-9)
-
-
 def test_prior_where_nothing_is_observed():
-    X, weights, offsets, m, v, observed = random_problem(1)
+    X, weights, offsets, observed = random_problem(1)
     observed[2] = False
-    posterior = probit_posterior(X, weights, offsets, m, v, observed)
-    np.testing.assert_array_equal(posterior.mean[2], m)
-    np.testing.assert_array_equal(posterior.variance[2], v)
+    posterior = probit_posterior(X, weights, offsets, observed)
+    np.testing.assert_array_equal(posterior.mean[2], 0)
+    np.testing.assert_array_equal(posterior.variance[2], 1)
     assert posterior.log_evidence[2] == 0
     assert posterior.converged[2]
-
-
-def test_component_without_prior_variance_is_fixed():
-    X, weights, offsets, m, v, observed = random_problem(2)
-    fixed = probit_posterior(X, weights, offsets, m, v * [1, 0, 1], observed)
-    rest = probit_posterior(
-        X, weights[:, [0, 2]], offsets + weights[:, 1] * m[1], m[[0, 2]], v[[0, 2]], observed
-    )
-    np.testing.assert_array_equal(fixed.mean[:, 1], m[1])
-    np.testing.assert_array_equal(fixed.variance[:, 1], 0)
-    np.testing.assert_allclose(fixed.mean[:, [0, 2]], rest.mean, rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(fixed.log_evidence, rest.log_evidence, rtol=1e-9)
 
 
 @given(seeds, st.sampled_from([1e-3, 1.0, 30.0, 1e3]), st.sampled_from([0.0, 1.0, 40.0]))
@@ -290,7 +263,7 @@ def test_extreme_sites_stay_finite(seed, size, distance):
         weights[:] = weights[0]  # copies of one site are where parallel rounds oscillate
     offsets = distance * np.linalg.norm(weights, axis=1) * rng.normal(size=n_features)
     X = rng.random((3, n_features)) < 0.5
-    posterior = probit_posterior(X, weights, offsets, *standard(n_components))
+    posterior = probit_posterior(X, weights, offsets)
     assert all(np.isfinite(values).all() for values in posterior)
     assert (posterior.variance > 0).all()
     assert posterior.converged.all()
@@ -300,7 +273,7 @@ def test_oscillating_rows_start_again_one_site_at_a_time():
     weights, offsets = np.full((300, 1), 5.0), np.full(300, -2.0)
     X = np.zeros((1, 300), np.uint8)
     X[0, :130] = 1
-    posterior = probit_posterior(X, weights, offsets, *standard(1))
+    posterior = probit_posterior(X, weights, offsets)
     y = np.linspace(0, 1, 20_001)
     density = norm.pdf(y) * np.exp(130 * log_ndtr(5 * y - 2) + 170 * log_ndtr(2 - 5 * y))
     mean = density @ y / density.sum()
@@ -312,10 +285,40 @@ def test_many_features_and_components():
     rng = np.random.default_rng(6)
     weights, offsets = low_rank_model(rng, 2000, 50, (0.3, 0.999))
     X = rows_of(rng, weights, offsets, 2)
-    posterior = probit_posterior(X, weights, offsets, *standard(50))
+    posterior = probit_posterior(X, weights, offsets)
     assert posterior.converged.all()
     assert (posterior.variance > 0).all()
     assert (posterior.variance < 0.2).all()
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(-0.4, 0.7), (0.3, 0.3 + 1e-6), (5.0, 5.5), (40.0, 60.0), (-60.0, -40.0), (-20.0, 25.0)],
+)
+@pytest.mark.parametrize("weight", [0.3, 2.0, 30.0])
+def test_one_level_is_exact_in_the_middle_and_in_the_tails(
+    low: float, high: float, weight: float
+) -> None:
+    """x = w u + noise is a truncated normal, and E(u | x) = w x / (1 + w²)."""
+    scale = np.hypot(1.0, weight)
+    offsets = -np.array([low, high]) * scale
+    posterior = probit_posterior(
+        np.array([[0], [1], [2]], np.uint8), np.array([[weight]]), offsets, n_levels=np.array([3])
+    )
+    bounds = [-np.inf, low, high, np.inf]
+    for level in range(3):
+        a, b = bounds[level : level + 2]
+        peak = np.clip(0.0, a, b)
+        t = np.linspace(max(a, peak - 10), min(b, peak + 10), 2_000_001)
+        p = np.exp(-0.5 * (t - peak) * (t + peak))
+        p[[0, -1]] *= 0.5
+        mean = float((p * t).sum() / p.sum())
+        variance = float((p * (t - mean) ** 2).sum() / p.sum())
+        share = weight / scale
+        np.testing.assert_allclose(posterior.mean[level, 0], share * mean, rtol=1e-6, atol=1e-8)
+        expected = 1 - share**2 + share**2 * variance
+        np.testing.assert_allclose(posterior.variance[level, 0], expected, rtol=1e-5)
+    assert posterior.converged.all()
 
 
 def test_rows_out_of_rounds_are_told():
@@ -329,21 +332,17 @@ def test_rows_out_of_rounds_are_told():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"X": np.full((6, 12), 2)}, r"has the value 2 in row 0, column 0, which is not 0 or 1"),
-        ({"X": np.zeros(12)}, r"`X` has shape \(12,\) .* both must be \(n_samples, n_features\)"),
+        ({"levels": np.full((6, 12), 2)}, r"have the value 2 in row 0, column 0, which is not"),
+        ({"levels": np.zeros(12)}, r"bits have shape \(12,\) .* both must be \(n_samples, n_f"),
         ({"observed": np.ones((6, 11), bool)}, r"`observed` \(6, 11\), but both must be"),
-        ({"weights": np.zeros((11, 3))}, r"shapes \(11, 3\), .*12 features need \(12, n_comp"),
+        ({"weights": np.zeros((11, 3))}, r"shapes \(11, 3\) and .*12 features need \(12, n_comp"),
         ({"offsets": np.full(12, np.nan)}, r"`offsets` contains NaN"),
-        (
-            {"prior_variance": np.array([1.0, -1.0, 1.0])},
-            r"`prior_variance` is -1\.0 in component 1",
-        ),
         ({"tol": 0.0}, r"`tol` is 0\.0 .*tol must be above 0"),
         ({"max_rounds": 0}, r"`max_rounds` is 0, .*max_rounds at least 1"),
     ],
 )
 def test_what_is_refused(change, message):
-    names = ("X", "weights", "offsets", "prior_mean", "prior_variance", "observed")
+    names = ("levels", "weights", "offsets", "observed")
     arguments = dict(zip(names, random_problem(0), strict=True)) | change
     with pytest.raises(FitError, match=message):
         probit_posterior(**arguments)
