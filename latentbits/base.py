@@ -94,7 +94,7 @@ def _has_capability(*capabilities: type) -> Callable[[Any], bool]:
 
 def _can_add_rows(estimator: Any) -> bool:
     """Return whether the model's only statistics are counts, and the segments do not change."""
-    has_counts = issubclass(estimator.model_class.statistics, PairCounts)
+    has_counts = issubclass(estimator.model_class().statistics, PairCounts)
     return has_counts and getattr(estimator, "n_segments", None) is None
 
 

@@ -27,12 +27,34 @@ C           correlations             (n_segments, n_features, n_features)
 δ           ridge                    (n_segments,)
 ==========  =======================  ==============================================
 
+A feature with several levels has level c or higher iff √(π/8) a_i·z + ε > τ_ic; a plane is the
+indicator of a level c and all higher ones. The τ are common to all segments and have a mean of 0 in
+each feature, as the threshold of a binary feature is 0. The fit differs in two ways. Correlations
+are polychoric: two-step estimates by maximum likelihood (Olsson 1979), see
+`numerics.gaussian.polychoric`. And the thresholds of a feature are equally far apart in all
+segments, so the levels of a segment measure the standard deviation s_ui of its latent, up to a
+constant of the feature; see `level_margins`. Step 3 matches them too: log Q_ui = constant_i −
+log s_ui, with an error that depends on the rows at each level. Step 2 does not: in simulated data,
+the errors of the s_ui made the mixing worse. Held-out rows are scored by the likelihood of all
+pairs of planes of two features.
+
+A continuous feature is m_i + s_i (√(π/8) a_i·z + ε), with ε ~ N(0, 1). All segments share s_i, but
+not the mean of the feature, as the thresholds of other features. To count pairs, the fit cuts each
+continuous feature at 21 points, 0.3 standard deviations of all rows apart. In a segment with the
+variance of all rows, cut values have 98 % of the information about a correlation of 0, 93 % at 0.8
+and 76 % at 0.95. Nothing was lost in the mixing: Pearson correlations of the values instead, with 4
+of 6 or 6 of 10 features continuous, gave the same 1 − mean cosine similarity (0.0082 instead of
+0.0081, mean of six data sets, and 0.0017 twice, mean of three). Codes, likelihoods and the means of
+segments use the values themselves. s_i is the mean over segments, on a log scale, of the standard
+deviation of the values over the model's for s_i = 1.
+
 Thresholds come from the margins: x_i = 1 iff a standard normal with the model's correlations
 exceeds t_i. `sample`, `transform` and the likelihoods use the thresholds. μ is the source mean that
 explains them best; `mean_misfit` is the remaining distance.
 
-Cost per block: as for clipped PCA, in each segment. One pass. One evaluation of the likelihood
-costs n_segments n_features² n_components.
+Cost per block: as for clipped PCA, in each segment, with 21 planes for a continuous feature. One
+pass, before which one counts levels and sums moments of continuous features. One evaluation of the
+likelihood costs n_segments n_features² n_components.
 Missing values: pairs are counted in each segment where both values are observed. Values must be
 missing completely at random within a segment; the missing share may differ between segments.
 Not identifiable: order, sign and length of columns (ordered by explained variance, largest entry
@@ -48,8 +70,13 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import BinaryBlock, Tile
-from pipeline.data.features import MAX_LEVELS
+from pipeline.data.blocks import BinaryBlock, Tile, pack_block
+from pipeline.data.features import (
+    MAX_LEVELS,
+    Feature,
+    find_first_planes,
+    select_with_levels,
+)
 from pipeline.errors import LEAVE_OUT, FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.models.binary_ica.gaussian_likelihood import LBFGS_MEMORY
@@ -94,13 +121,28 @@ from pipeline.params import (
     params_from_arrays,
 )
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts, PairCounts, make_tiles
+from pipeline.statistics.counts import (
+    FeatureCounts,
+    PairCounts,
+    count_level_rows,
+    make_empty_level_warnings,
+    make_tiles,
+)
+from pipeline.statistics.measurements import (
+    FIRST_KEY,
+    MeasuredCounts,
+    MixedStatistics,
+    check_numbers,
+    standardize_numbers,
+)
 from pipeline.statistics.nested_features import warn_about_nested_features
+from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
 ParamsT = TypeVar("ParamsT")
 
 MIN_SEGMENTS = 3
+_CUTS = np.linspace(-3.0, 3.0, 21)  # of standardized values of continuous features
 _MAX_GROUP_CELLS, _MAX_GROUPS = 1 << 16, 8
 _PAIRS_PER_SLICE = 1 << 18  # pairs whose correlations a thread estimates at once
 _MIN_HALVES_AGREEMENT = 0.95
@@ -222,14 +264,10 @@ class BLICA(ProbitICA):
     """
 
     name: ClassVar[str] = "blica"
-    ordinal_class: ClassVar[str] = "pipeline.models.binary_ica.ordinal:OrdinalBLICA"
-    mixed_class: ClassVar[str] = "pipeline.models.binary_ica.mixed:MixedBLICA"
     support: ClassVar[Support] = Support(
         ("binary", "ordinal", "continuous"), ("groups",), needs_levels=True
     )
     unlinked_effect: ClassVar[str] = UNLINKED_SOURCES
-    first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
-    statistics: ClassVar[type[PairCounts]] = PairCounts
     params: ClassVar[type[BLICAParams]] = BLICAParams
     signed_arrays: ClassVar[tuple[str, ...]] = ("mixing", "source_means", "mixing_interval")
     summary_diagnostics: ClassVar[tuple[str, ...]] = (
@@ -246,16 +284,35 @@ class BLICA(ProbitICA):
     tol: float = field(default=0.0, init=False)
 
     @property
-    def first_planes(self) -> NDArray[np.int64] | None:
-        """First plane of each feature, and the number of planes; None if all are binary."""
-        return None
+    def first_statistics(self) -> type[FeatureCounts]:  # type: ignore[override]
+        """Counts of levels, with moments of continuous features if there are any."""
+        return MeasuredCounts if self.continuous.size else FeatureCounts
+
+    @property
+    def statistics(self) -> type[PairCounts | MixedStatistics]:  # type: ignore[override]
+        """Counts of pairs, with sums of continuous features if there are any."""
+        return MixedStatistics if self.continuous.size else PairCounts
+
+    def find_first_planes(self, n_planes: int) -> NDArray[np.int64]:
+        """Return the first plane of each feature after cutting, and the number of planes.
+
+        `n_planes` is the number of planes if all features are binary.
+        """
+        if not self.structure.features:
+            return np.arange(n_planes + 1)
+        levels = tuple(map(str, range(len(_CUTS) + 1)))
+        cut = [f if f.levels else Feature(f.name, levels) for f in self.structure.features]
+        return find_first_planes(cut)
 
     def make_tiles(self, n_features: int, n_segments: int, budget: int) -> Sequence[Tile | None]:
         """Split the pairs of features so that a task's counts stay within a budget."""
+        if self.continuous.size:
+            return (None,)
         return make_tiles(n_features, n_segments * self.count_groups(n_features), budget)
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the bytes of counts by group, and of correlations of all rows and of folds."""
+        n_features = int(self.find_first_planes(n_features)[-1])
         n_groups, n_pairs = self.count_groups(n_features), n_features**2
         n_folds = 2 * min(MAX_SPLITS, n_groups - 1)
         counts, estimates = 8, 8 + 1  # per pair and segment: int64; float64 and a status
@@ -280,9 +337,44 @@ class BLICA(ProbitICA):
         fitting = max(2, min(_MAX_GROUPS, _MAX_GROUP_CELLS // n_features**2))
         return 1 << (fitting.bit_length() - 1)
 
+    def first_key(self, seed: int) -> str:
+        """Return a key of the counts, with moments of continuous features if there are any."""
+        return FIRST_KEY if self.continuous.size else super().first_key(seed)
+
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
-        """Refuse fewer than 3 usable segments, and features that vary in none of them."""
-        varies = self._mark_varying(first)
+        """Refuse fewer than 3 usable segments, and features that vary in none of them.
+
+        Reports levels without rows, and standardizes continuous features.
+        """
+        features, working = self.structure.features, {}
+        if isinstance(first, MeasuredCounts):
+            check_numbers(first, features)
+            working = {
+                "number_means": first.means,
+                "number_deviations": np.sqrt(first.squares / first.number_weights),
+                "segments": first.segments,
+            }
+        ordinal = select_with_levels(features)
+        level_rows = count_level_rows(first, ordinal)
+        with self._name_features():
+            self._check_margins(first)
+        seeds = {
+            "starts": rng.integers(2**63, size=self.starts),
+            "bootstrap": rng.integers(2**63, size=self.bootstrap),
+        }
+        consequence = "the fit gives these levels a probability of nearly 0"
+        warnings = make_empty_level_warnings(level_rows, consequence)
+        empty = make_empty_params(BLICAParams)
+        state = FitState(empty, working=working, auxiliary=seeds, warnings=warnings)
+        return state.with_feature_names([feature.name for feature in ordinal])
+
+    def _check_margins(self, first: FeatureCounts) -> None:
+        """Refuse too many components, too few segments, and features that never vary."""
+        ordinal = select_with_levels(self.structure.features)
+        firsts = find_first_planes(ordinal) if ordinal else np.arange(first.ones.shape[1] + 1)
+        varies = mark_varying_features(first.observed, first.ones, firsts)
+        for i in self.continuous.tolist():  # they are checked after they were cut
+            varies = np.insert(varies, i, True, axis=1)
         n_features = varies.shape[1]
         if self.n_components is not None and self.n_components > n_features:
             raise FitError(
@@ -298,15 +390,6 @@ class BLICA(ProbitICA):
         usable = first.rows >= self.min_rows
         self._check_n_segments(usable, first.segments, ())
         _check_varying(varies, usable)
-        seeds = {
-            "starts": rng.integers(2**63, size=self.starts),
-            "bootstrap": rng.integers(2**63, size=self.bootstrap),
-        }
-        return FitState(make_empty_params(BLICAParams), auxiliary=seeds)
-
-    def _mark_varying(self, first: FeatureCounts) -> NDArray[np.bool_]:
-        """Mark the features that vary within a segment, (n_segments, n_features)."""
-        return mark_varying_features(first.observed, first.ones, self.first_planes)
 
     def _check_n_segments(
         self, usable: NDArray[np.bool_], segments: NDArray[np.int64], undefined: Sequence[int]
@@ -324,52 +407,90 @@ class BLICA(ProbitICA):
 
     def warn_about_nested_features(self, statistics: PairCounts) -> tuple[FitWarning, ...]:
         """Name features that are equal, opposite or nested in all segments."""
-        return warn_about_nested_features(statistics, self.first_planes)
+        first_planes = self.find_first_planes(statistics.n_features)
+        return warn_about_nested_features(statistics, first_planes)
 
     def summarize(
         self, params: BLICAParams, working: Arrays, block: BinaryBlock, rng: RowRandom
-    ) -> PairCounts:
-        """Count the pairs of a block, with its rows dealt to groups."""
-        return PairCounts.from_groups(block, self.count_groups(block.n_features))
+    ) -> PairCounts | MixedStatistics:
+        """Count the pairs of a block, with its rows dealt to groups, and sum its values."""
+        if not self.continuous.size:
+            return PairCounts.from_groups(block, self.count_groups(block.n_features))
+        z = standardize_numbers(block, working["number_means"], working["number_deviations"])
+        cut = self._cut_numbers(block, z)
+        pairs = PairCounts.from_groups(cut, self.count_groups(cut.n_features))
+        return MixedStatistics(Sums.from_block(block, 0.0, _sum_values(block, z, working)), pairs)
 
     def add_to(
         self,
-        statistics: PairCounts,
+        statistics: PairCounts | MixedStatistics,
         params: BLICAParams,
         working: Arrays,
         block: BinaryBlock,
         rng: RowRandom,
-    ) -> PairCounts:
-        """Add the pairs of a block in place."""
-        return statistics.add_block_groups(block, self.count_groups(block.n_features))
+    ) -> PairCounts | MixedStatistics:
+        """Add the statistics of a block, the counts of pairs of bits in place."""
+        if isinstance(statistics, PairCounts):
+            return statistics.add_block_groups(block, self.count_groups(block.n_features))
+        return super().add_to(statistics, params, working, block, rng)  # type: ignore[return-value]
 
-    def counts_key(self, n_features: int) -> str:
-        """Return a key of the pair counts of each segment's groups."""
-        return f"{self.count_groups(n_features)} groups"
+    def _cut_numbers(self, block: BinaryBlock, z: Array) -> BinaryBlock:
+        """Return a block with the planes of all features, given its standardized values."""
+        n_planes = np.diff(self.find_first_planes(block.n_features))
+        is_cut = np.repeat(np.isin(np.arange(len(n_planes)), self.continuous), n_planes)
+        bits = (z[:, None] >= _CUTS[:, None]).reshape(-1, block.n_samples).view(np.uint8)
+        known = np.repeat(~np.isnan(z), len(_CUTS), axis=0).view(np.uint8)
+        cut = pack_block(bits.T, known.T)
+        words = np.empty((len(is_cut), block.words.shape[1]), block.words.dtype)
+        words[is_cut], words[~is_cut] = cut.words, block.words
+        mask = None
+        if block.observed_words is not None or not known.all():
+            assert cut.observed_words is not None
+            full = pack_block(np.ones((block.n_samples, 1), np.uint8)).words
+            mask = np.empty_like(words)
+            mask[is_cut] = cut.observed_words
+            mask[~is_cut] = full if block.observed_words is None else block.observed_words
+        return replace(block, words=words, observed_words=mask, numbers=None)
+
+    def counts_key(self, n_features: int) -> str | None:
+        """Return a key of the pair counts of each segment's groups; None if cuts depend on rows."""
+        return None if self.continuous.size else f"{self.count_groups(n_features)} groups"
 
     def update(
         self,
         state: FitState,
-        statistics: PairCounts,
+        statistics: PairCounts | MixedStatistics,
         map_items: MapFunction,
         rng: np.random.Generator,
     ) -> FitState:
-        """Match the correlations of the segments, and add warnings."""
-        n_groups = self.count_groups(statistics.n_features)
-        indices = statistics.list_grouped_segments(n_groups)
-        sums = GroupSums(statistics, n_groups, np.ones((len(indices), n_groups), np.int64))
-        segments = estimate_segments(sums, self.min_rows, map_items, self.first_planes)
+        """Match the correlations of the segments, and add units and warnings."""
+        pairs = statistics if isinstance(statistics, PairCounts) else statistics.pairs
+        assert pairs is not None
+        with self._name_features():
+            state = self._match_correlations(state, pairs, map_items)
+        if isinstance(statistics, MixedStatistics):
+            state = replace(state, params=self._add_units(state, statistics.sums.values))
+        return state.with_feature_names(self.structure.feature_names)
+
+    def _match_correlations(
+        self, state: FitState, counts: PairCounts, map_items: MapFunction
+    ) -> FitState:
+        n_groups = self.count_groups(counts.n_features)
+        first_planes = self.find_first_planes(counts.n_features)
+        indices = counts.list_grouped_segments(n_groups)
+        sums = GroupSums(counts, n_groups, np.ones((len(indices), n_groups), np.int64))
+        segments = estimate_segments(sums, self.min_rows, map_items, first_planes)
         undefined = np.flatnonzero(segments.find_undefined_pairs().any(axis=(0, 1)))
         self._check_n_segments(segments.is_used, indices, undefined.tolist())
         _check_varying(segments.varies, segments.is_used)
         settings = MatchSettings(
-            self.n_components, self.regularization, n_groups, self.min_rows, self.first_planes
+            self.n_components, self.regularization, n_groups, self.min_rows, first_planes
         )
-        match = match_moments(statistics, segments, settings, state.auxiliary, map_items)
-        params = params_from_match(match, indices, self.first_planes)
+        match = match_moments(counts, segments, settings, state.auxiliary, map_items)
+        params = params_from_match(match, indices, first_planes)
         diagnostics = describe_match(match, params.start_similarities)
         new_warnings = warn_about_segments(match.segments, indices, self.min_rows, match.ridge)
-        new_warnings += self.warn_about_nested_features(statistics)
+        new_warnings += self.warn_about_nested_features(counts)
         new_warnings += warn_about_mixing(
             params.mixing, "fewer components or a smaller regularization"
         )
@@ -381,6 +502,43 @@ class BLICA(ProbitICA):
         new_warnings += warn_about_rotations(rotatable)
         warnings = (*state.warnings, *new_warnings)
         return replace(state, params=params, diagnostics=diagnostics, warnings=warnings)
+
+    def _add_units(self, state: FitState, sums: Arrays) -> BLICAParams:
+        """Return parameters with units of continuous features, and without their cuts."""
+        params: BLICAParams = state.params
+        own = self.continuous
+        assert params.n_levels is not None
+        assert params.level_thresholds is not None
+        rows = np.maximum(sums["rows"], 1)
+        means = sums["values"] / rows
+        variances = sums["squares"] / rows - means**2
+        signal = PROBIT_SCALE**2 * params.source_variances @ params.mixing[own].T ** 2
+        deviations = np.sqrt(1 + signal)
+        weights = np.where(variances > 0, sums["rows"], 0) * params.varies[:, own]
+        ratios = 0.5 * np.log(np.where(weights > 0, variances, 1.0)) - np.log(deviations)
+        scales = np.exp((weights * ratios).sum(axis=0) / weights.sum(axis=0))
+        thresholds, n_levels = params.thresholds.copy(), params.n_levels.copy()
+        thresholds[:, own] = -means / scales / deviations
+        is_cut = np.repeat(np.isin(np.arange(len(n_levels)), own), n_levels - 1)
+        n_levels[own] = 1
+        return replace(
+            params,
+            thresholds=thresholds,
+            n_levels=n_levels,
+            level_thresholds=params.level_thresholds[:, ~is_cut],
+            number_means=state.working["number_means"],
+            number_deviations=state.working["number_deviations"],
+            number_scales=state.working["number_deviations"] * scales,
+        )
+
+
+def _sum_values(block: BinaryBlock, z: Array, working: Arrays) -> Arrays:
+    """Sum standardized values and their squares in each segment, (n_segments, n_continuous)."""
+    known = ~np.isnan(z)
+    values = np.where(known, z, 0.0)
+    sums = {"rows": known, "values": values, "squares": values**2}
+    is_own = (working["segments"] == block.segment)[:, None]
+    return {name: is_own * own.sum(axis=1) for name, own in sums.items()}
 
 
 def find_features_with_empty_cells(segments: SegmentCorrelations) -> NDArray[np.bool_]:
@@ -437,18 +595,17 @@ def make_empty_params(kind: type[ParamsT]) -> ParamsT:
 
 
 def params_from_match(
-    match: MomentMatch, indices: NDArray[np.int64], first_planes: NDArray[np.int64] | None = None
+    match: MomentMatch, indices: NDArray[np.int64], first_planes: NDArray[np.int64]
 ) -> BLICAParams:
     """Convert fitted values to the model's units: variances × 8/π, outputs in units of y."""
     solution, segments = match.solution, match.segments
     optima, candidates = match.optima, match.candidates
     variances = np.exp(solution.log_variances)
     deviations = np.sqrt(1 + variances @ solution.mixing.T**2) / PROBIT_SCALE
-    thresholds, levels = segments.thresholds, {}
-    if first_planes is not None:
-        n_planes = np.diff(first_planes)
-        levels = {"n_levels": n_planes + 1, "level_thresholds": thresholds}
-        thresholds = np.add.reduceat(thresholds, first_planes[:-1], axis=1) / n_planes
+    n_planes, levels = np.diff(first_planes), {}
+    thresholds = np.add.reduceat(segments.thresholds, first_planes[:-1], axis=1) / n_planes
+    if (n_planes > 1).any():
+        levels = {"n_levels": n_planes + 1, "level_thresholds": segments.thresholds}
     means, misfit = estimate_source_means(
         solution.mixing, -thresholds * deviations, segments.threshold_errors * deviations
     )

@@ -3,16 +3,21 @@
 Model, in segment u: z ~ N(μ, diag σ²), y = A z, P(x_i = 1 | z) = Φ(√(π/8) y_i + c_i). All segments
 share A and c (A. Hyttinen, V. Barin-Pacela, A. Hyvärinen, "Binary Independent Component Analysis: A
 Non-stationarity-based Approach", UAI 2022, eqs 2–7, where c is 0). Unlike in BLICA, the means of
-the features carry information about A.
+the features carry information about A. A feature with several levels has level p or higher iff
+√(π/8) a_i·z + c_ip + ε > 0, with ε ~ N(0, 1): the c_ip of its planes decrease in p, and their mean
+is c_i. A continuous feature is m_i + s_i (√(π/8) a_i·z + c_i + ε), where m_i is the mean of its
+values. c_ip and s_i are common to all segments.
 
 Fit: maximise the posterior by scoring (`scoring_steps`), starting from a BLICA fit with
 regularization 20. A pass sums the scores of all rows and their products; each distinct row of a
-block is scored once. P(x) is an orthant probability (eq. 7). `numerics.probit.probit_scores`
-integrates it over z for one or two components, and approximates it by expectation propagation for
-more. The priors are normal: log σ² around 0 for the mean over segments, μ and c around 0, and the
-log lengths of the rows of A around their mean. Their variances are estimated from the data, those
-of log σ² and μ not below 4 and 1. Priors that lead below the likelihood of the start are widened,
-so the fit never ends below its start.
+block is scored once. P(x) is an orthant probability (eq. 7), or that of a rectangle; values have a
+density. `numerics.probit.probit_scores` integrates it over z for one or two components, and
+approximates it by expectation propagation for more. The log gaps between neighbouring c_ip (see
+`level_gaps`) and log s_i, in units of the standard deviations of the values, have the prior
+N(0, 4). The other priors are normal: log σ² around 0 for the mean over segments, μ and c around 0,
+and the log lengths of the rows of A around their mean. Their variances are estimated from the data,
+those of log σ² and μ not below 4 and 1. Priors that lead below the likelihood of the start are
+widened, so the fit never ends below its start.
 
 ==========  ====================  ==============================================
 symbol      field                 shape
@@ -27,8 +32,10 @@ of log σ²   log_variances_error   (n_segments, n_components)
 ==========  ====================  ==============================================
 
 Missing values are left out of P(x), which is right if they are missing at random.
-Cost per distinct row of a block: its scores, and (n_features n_components)² for their products.
-Passes: one that counts pairs, then 8 to 20. A hundred or more are needed if the data are far from
+Cost per distinct row of a block: its scores, up to three times as much for features with levels,
+and (n_features n_components)² for their products. With continuous features, all rows are distinct.
+Passes: one that counts pairs, then 8 to 20. With continuous features, one before it sums moments. A
+hundred or more are needed if the data are far from
 the model or there are far too few components.
 Not identifiable: order, sign and length of columns (ordered by explained variance, largest entry
 positive, length 1); sources whose means and variances change alike. With as many components as
@@ -37,9 +44,9 @@ features, the length of a row of A relative to the noise is determined almost on
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,8 +54,17 @@ from numpy.typing import NDArray
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction, SerialExecutor
-from pipeline.learning.convergence import ExpectedGainCriterion
-from pipeline.models.binary_ica.blica import BLICA, BLICAParams, warn_about_mixing
+from pipeline.learning.convergence import (
+    ConvergenceCriterion,
+    ExpectedGainCriterion,
+    ObjectiveCriterion,
+)
+from pipeline.models.binary_ica.blica import (
+    BLICA,
+    BLICAParams,
+    make_empty_params,
+    warn_about_mixing,
+)
 from pipeline.models.binary_ica.level_gaps import split_level_offsets
 from pipeline.models.binary_ica.probit_ica import PROBIT_SCALE, ProbitICA, SegmentModel
 from pipeline.models.binary_ica.rotations import (
@@ -85,7 +101,8 @@ from pipeline.numerics.probit.probit_scores import (
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, PairCounts
-from pipeline.statistics.sums import ScoreSums
+from pipeline.statistics.measurements import FIRST_KEY, MeasuredCounts, MixedStatistics
+from pipeline.statistics.sums import ScoreSums, UntiledStatistics
 
 Array = NDArray[np.float64]
 ScoreFunction = Callable[..., ProbitScores]
@@ -97,6 +114,43 @@ _WIDENING, _MAX_WIDENINGS = 4.0, 10
 # Limits of the initial source variances, and of the size of their logs.
 _VARIANCE_RANGE, _MAX_LOG_VARIANCE = (1e-3, 1e3), 3.0
 _CELLS_PER_PART = 1 << 22
+
+
+@dataclass(frozen=True)
+class StageSums(UntiledStatistics):
+    """Sums of a pass over rows with continuous features: of BLICA, or scores."""
+
+    label: ClassVar[str] = "scores"
+    part: MixedStatistics | ScoreSums
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows read."""
+        return self.part.n_rows
+
+    @property
+    def weight(self) -> float:
+        """Number of rows; models with these sums take no weights."""
+        return self.part.weight
+
+    @property
+    def objective(self) -> float:
+        """Log-likelihood summed over rows, nats, or 0 in BLICA's stage."""
+        return self.part.objective
+
+    def merge(self, other: Self) -> Self:
+        """Add further rows."""
+        return replace(self, part=self.part.merge(other.part))  # type: ignore[arg-type]
+
+    def to_arrays(self) -> Mapping[str, NDArray[Any]]:
+        """Return all arrays by name."""
+        return self.part.to_arrays()
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
+        """Restore the sums from the arrays of `to_arrays`."""
+        kind = ScoreSums if "log_likelihood" in arrays else MixedStatistics
+        return cls(kind.from_arrays(arrays))
 
 
 @dataclass(frozen=True)
@@ -125,15 +179,7 @@ class BinaryICALikelihood(ProbitICA):
     support: ClassVar[Support] = Support(
         ("binary", "ordinal", "continuous"), ("groups",), needs_levels=True
     )
-    ordinal_class: ClassVar[str] = (
-        "pipeline.models.binary_ica.ordinal_likelihood:OrdinalBinaryICALikelihood"
-    )
-    mixed_class: ClassVar[str] = (
-        "pipeline.models.binary_ica.mixed_likelihood:MixedBinaryICALikelihood"
-    )
     unlinked_effect: ClassVar[str] = UNLINKED_SOURCES
-    first_statistics: ClassVar[type[PairCounts]] = PairCounts
-    statistics: ClassVar[type[ScoreSums]] = ScoreSums
     params: ClassVar[type[BinaryICALikelihoodParams]] = BinaryICALikelihoodParams
     signed_arrays: ClassVar[tuple[str, ...]] = ("mixing", "source_means")
     summary_diagnostics: ClassVar[tuple[str, ...]] = ("likelihood_error",)
@@ -144,20 +190,37 @@ class BinaryICALikelihood(ProbitICA):
     max_iter: int = setting(300, minimum=1)
     tol: float = setting(0.01, above=0)
 
+    @property
+    def first_statistics(self) -> type[FeatureCounts | PairCounts]:  # type: ignore[override]
+        """Counts of pairs, or of levels and moments if BLICA takes a pass of its own."""
+        return MeasuredCounts if self.continuous.size else PairCounts
+
+    @property
+    def statistics(self) -> type[ScoreSums | StageSums]:  # type: ignore[override]
+        """Sums of scores, or those of the stage if BLICA takes a pass of its own."""
+        return StageSums if self.continuous.size else ScoreSums
+
     def _make_start_model(self) -> BLICA:
         """Return the model whose fit is the starting point."""
         ridge = None if self.n_components is None else _START_RIDGE
-        return BLICA(self.n_components, ridge, starts=self.starts, min_rows=self.min_rows)
+        return BLICA(
+            self.n_components,
+            ridge,
+            starts=self.starts,
+            min_rows=self.min_rows,
+            structure=self.structure,
+        )
 
     def _count_features(self, n_planes: int) -> int:
         """Return the number of features with this number of planes."""
-        return n_planes
+        return len(self.structure.features) or n_planes
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the bytes of the products of scores, or of the BLICA fit if it needs more."""
         n_mixed = self._count_features(n_features)
         n_components = self.n_components or n_mixed
-        n_shared, n_own = n_mixed * n_components + n_features, 2 * n_components
+        n_scales = 2 * len(self.continuous)
+        n_shared, n_own = n_mixed * n_components + n_features + n_scales, 2 * n_components
         products = n_shared**2 + n_segments * n_own * n_shared
         start = self._make_start_model().estimate_memory(n_features, n_segments, n_threads)
         return max(start, 8 * products * (2 * n_threads + 4))
@@ -170,49 +233,66 @@ class BinaryICALikelihood(ProbitICA):
         Real rows repeat more often than independent features would: 21,574 rows of 16 features had
         3,152 distinct ones.
         """
+        if _is_first_stage(params):
+            return self._make_start_model().estimate_work(params, working, n_features, n_rows)
         n_segments, q = params.source_means.shape
         n_parameters = params.mixing.size + n_features + 2 * q
         nanoseconds = len(params.mixing) * self._estimate_nanoseconds(*params.mixing.shape)
-        n_distinct = self._estimate_distinct(n_features, n_segments)
+        n_distinct = float(n_segments * 2 ** (0.75 * min(n_features, 64)))
+        share = 1.0 if self.continuous.size else min(1.0, n_distinct / max(n_rows, 1))
         nanoseconds += 0.07 * n_parameters**2
-        return WorkEstimate(
-            nanoseconds * min(1.0, n_distinct / max(n_rows, 1)), 8 * n_parameters**2
-        )
-
-    def _estimate_distinct(self, n_features: int, n_segments: int) -> float:
-        """Return the estimated number of distinct rows."""
-        return float(n_segments * 2 ** (0.75 * min(n_features, 64)))
+        return WorkEstimate(nanoseconds * share, 8 * n_parameters**2)
 
     def _estimate_nanoseconds(self, n_features: int, n_components: int) -> float:
         """Return the time to score a row, per feature."""
         method = self._choose_method(n_features, n_components)
         if method == "ep":
-            return 120.0 * n_components
+            return (450.0 if self.has_levels else 120.0) * n_components
         if method == "quadrature":
-            return 1150.0 if n_components == 1 else 8500.0
+            of_one, of_two = (4200.0, 23_000.0) if self.has_levels else (1150.0, 8500.0)
+            return of_one if n_components == 1 else of_two
         return 45_000.0
 
-    def summarize_first(self, block: BinaryBlock, rng: RowRandom) -> PairCounts:
-        """Count the pairs of a block, as BLICA does."""
+    def summarize_first(self, block: BinaryBlock, rng: RowRandom) -> FeatureCounts | PairCounts:
+        """Count the pairs of a block, as BLICA does, or its levels and moments."""
+        if self.continuous.size:
+            return MeasuredCounts.from_block(block)
         return PairCounts.from_groups(
             block, self._make_start_model().count_groups(block.n_features)
         )
 
     def first_key(self, seed: int) -> str:
-        """Return a key of the counted pairs; the number of groups depends on BLICA's choices."""
+        """Return a key of the counts; the number of groups of pairs depends on BLICA's choices."""
+        if self.continuous.size:
+            return FIRST_KEY
         return "pairs of one group" if self.n_components else "pairs of groups"
 
-    def initialize(self, first: PairCounts, rng: np.random.Generator) -> FitState:
-        """Fit BLICA; refuse too many features for the exact likelihood."""
+    def initialize(self, first: FeatureCounts | PairCounts, rng: np.random.Generator) -> FitState:
+        """Fit BLICA, or prepare its pass; refuse too many features for the exact likelihood."""
         if self.n_components is not None:
-            self._check_exact(self._count_features(first.n_features), self.n_components)
-        blica, map_items = self._make_start_model(), SerialExecutor().map
-        n_groups = blica.count_groups(first.n_features)
-        margins = _sum_groups(first, n_groups)
-        start = blica.initialize(margins, rng)
-        fitted = blica.update(start, first, map_items, rng)
-        start = start.with_warnings(blica.warn_about_nested_features(first))
-        return self._start_from(fitted.params, start)
+            n_planes = first.n_features if isinstance(first, PairCounts) else 0
+            self._check_exact(self._count_features(n_planes), self.n_components)
+        blica = self._make_start_model()
+        if not isinstance(first, PairCounts):
+            start = blica.initialize(first, rng)
+            return replace(start, params=make_empty_params(BinaryICALikelihoodParams))
+        start = blica.initialize(_sum_groups(first, blica.count_groups(first.n_features)), rng)
+        return self._start_from_pairs(start, first, SerialExecutor().map, rng)
+
+    def _start_from_pairs(
+        self,
+        start: FitState,
+        statistics: PairCounts | MixedStatistics,
+        map_items: MapFunction,
+        rng: np.random.Generator,
+    ) -> FitState:
+        """Fit BLICA from its initial state; return the state of the first pass of scores."""
+        blica = self._make_start_model()
+        pairs = statistics if isinstance(statistics, PairCounts) else statistics.pairs
+        assert pairs is not None
+        fitted = blica.update(start, statistics, map_items, rng)
+        warnings = blica.warn_about_nested_features(pairs)
+        return self._start_from(fitted.params, start.with_warnings(warnings))
 
     def _start_from(self, start: BLICAParams, state: FitState) -> FitState:
         """Return the state of the first pass of scores, given a BLICA fit, with the warnings."""
@@ -239,13 +319,19 @@ class BinaryICALikelihood(ProbitICA):
         return replace(state, params=params, auxiliary=auxiliary)
 
     def _check_exact(self, n_features: int, n_components: int) -> None:
-        if self._choose_method(n_features, n_components) is None:
-            raise FitError(
-                f"{{likelihood=exact}} takes at most {MAX_FEATURES} features or {MAX_COMPONENTS} "
-                f"components, but there are {n_features} features and {n_components} components. "
-                "Use {likelihood=ep}, or fewer features or components.",
-                parameter="likelihood",
+        if self._choose_method(n_features, n_components) is not None:
+            return
+        text = (
+            f"takes at most {MAX_FEATURES} features or {MAX_COMPONENTS} components, but there are "
+            f"{n_features} features and {n_components} components. Use {{likelihood=ep}}, or fewer "
+            "features or components."
+        )
+        if self.has_levels:
+            text = (
+                f"takes at most {MAX_COMPONENTS} components if some features are not binary, but "
+                f"there are {n_components}. Use {{likelihood=ep}}, or fewer components."
             )
+        raise FitError("{likelihood=exact} " + text, parameter="likelihood")
 
     def _choose_method(self, n_features: int, n_components: int) -> ScoreMethod | None:
         """Return how rows are scored; None if no method takes this shape."""
@@ -255,7 +341,8 @@ class BinaryICALikelihood(ProbitICA):
             return "quadrature"
         if self.likelihood == "auto":
             return "ep"
-        return "orthant" if n_features <= MAX_FEATURES else None
+        is_possible = n_features <= MAX_FEATURES and not self.has_levels
+        return "orthant" if is_possible else None
 
     def _find_score_function(self, params: BinaryICALikelihoodParams) -> ScoreFunction:
         method = self._choose_method(*params.mixing.shape)
@@ -265,28 +352,56 @@ class BinaryICALikelihood(ProbitICA):
 
     def summarize(
         self, params: BinaryICALikelihoodParams, working: Arrays, block: BinaryBlock, rng: RowRandom
-    ) -> ScoreSums:
-        """Score the rows of a block."""
-        return sum_scores(params, block, self._find_score_function(params))
+    ) -> ScoreSums | StageSums:
+        """Score the rows of a block, or count its pairs as BLICA does."""
+        if _is_first_stage(params):
+            empty = make_empty_params(BLICAParams)
+            pairs = self._make_start_model().summarize(empty, working, block, rng)
+            assert isinstance(pairs, MixedStatistics)
+            return StageSums(pairs)
+        scores = sum_scores(params, block, self._find_score_function(params))
+        return StageSums(scores) if self.continuous.size else scores
 
     def mean_log_likelihood(
         self, params: BinaryICALikelihoodParams, statistics: Any
     ) -> float | None:
-        """Return the log-likelihood per row, nats."""
-        return float(statistics.log_likelihood / statistics.n_rows)
+        """Return the log-likelihood per row, nats; None in BLICA's stage."""
+        scores = statistics.part if isinstance(statistics, StageSums) else statistics
+        if not isinstance(scores, ScoreSums):
+            return None
+        return float(scores.log_likelihood / scores.n_rows)
 
-    def get_convergence_criterion(self, state: FitState) -> ExpectedGainCriterion:
-        """Stop once the last step had a tiny expected gain, or no step raises the posterior."""
+    def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
+        """Stop once the last step had a tiny expected gain, or no step raises the posterior.
+
+        BLICA's stage stops after its pass.
+        """
+        if "priors" not in state.auxiliary:
+            return ObjectiveCriterion(1, 0.0)
         gain = float(state.auxiliary.get("gain", np.inf))
         return ExpectedGainCriterion(self.max_iter, self.tol, gain, _has_stalled(state.auxiliary))
 
     def update(
         self,
         state: FitState,
-        statistics: ScoreSums,
+        statistics: ScoreSums | StageSums,
         map_items: MapFunction,
         rng: np.random.Generator,
     ) -> FitState:
+        """Fit BLICA, or step towards the maximum."""
+        scores = statistics.part if isinstance(statistics, StageSums) else statistics
+        if isinstance(scores, ScoreSums):
+            return self._step(state, scores)
+        return self._start_from_pairs(state, scores, map_items, rng)
+
+    def next_stage(self, state: FitState, statistics: ScoreSums | StageSums) -> FitState | None:
+        """Return the state of the passes of scores after BLICA's pass."""
+        is_first = isinstance(statistics, StageSums) and isinstance(
+            statistics.part, MixedStatistics
+        )
+        return state if is_first else None
+
+    def _step(self, state: FitState, statistics: ScoreSums) -> FitState:
         """Step towards the maximum, or half as far as before if the last step overshot it."""
         previous, point = state.auxiliary, state.params.point
         priors = PriorVariances(*previous["priors"].tolist())
@@ -326,18 +441,20 @@ class BinaryICALikelihood(ProbitICA):
         )
         return _take_step(replace(state, params=params), auxiliary, 1.0)
 
-    def finish(self, state: FitState, statistics: ScoreSums) -> FitState:
+    def finish(self, state: FitState, statistics: ScoreSums | StageSums) -> FitState:
         """Return to the highest point, order its columns, and add warnings.
 
         The last pass may have overshot the maximum, and the point after its step was never scored.
         A fit that was cut short below the likelihood of its start returns to the start.
         """
+        scores = statistics.part if isinstance(statistics, StageSums) else statistics
+        assert isinstance(scores, ScoreSums)
         best = state.auxiliary
         if best["likelihood"][0] < best["start"][0]:
             best = _return_to_start(best)
-        objective, error = (best["likelihood"] / statistics.n_rows).tolist()
+        objective, error = (best["likelihood"] / scores.n_rows).tolist()
         fitted = _take_step(state, best, 0.0).params
-        covariances = _find_variance_covariances(statistics, PriorVariances(*best["priors"]))
+        covariances = _find_variance_covariances(scores, PriorVariances(*best["priors"]))
         rotatable = find_rotatable_sources(np.log(fitted.source_variances), covariances)
         places = np.argsort(fitted.order_columns())  # of the sources in the order of the result
         params = fitted.without_errors(rotatable).normalize_columns()
@@ -348,17 +465,23 @@ class BinaryICALikelihood(ProbitICA):
             "likelihood_error": error,
             "priors": dict(zip(PriorVariances._fields, best["priors"].tolist(), strict=True)),
         }
-        new_warnings = _warn_about_unsettled_rows(statistics) + warn_about_mixing(
+        new_warnings = _warn_about_unsettled_rows(scores) + warn_about_mixing(
             params.mixing, "fewer components"
         )
         new_warnings += warn_about_rotations([sorted(places[[*own]].tolist()) for own in rotatable])
-        return replace(
+        finished = replace(
             state,
             params=params,
             history=(*state.history[:-1], objective),
             diagnostics=diagnostics,
             warnings=(*state.warnings, *new_warnings),
         )
+        return finished.with_feature_names(self.structure.feature_names)
+
+
+def _is_first_stage(params: BinaryICALikelihoodParams) -> bool:
+    """Return whether BLICA's pass, of rows with continuous features, comes first."""
+    return params.mixing.size == 0
 
 
 def _find_variance_covariances(statistics: ScoreSums, priors: PriorVariances) -> Array:

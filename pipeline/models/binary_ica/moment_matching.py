@@ -145,15 +145,7 @@ def match_moments(
     replicates = seeds["bootstrap"].tolist()
     ridges = resample_ridges(choice.ridges, replicates) if choice else [r] * len(replicates)
     interval = bootstrap_mixing_interval(
-        counts,
-        settings.n_groups,
-        ridges,
-        best.solution,
-        solution.mixing,
-        segments,
-        replicates,
-        map_items,
-        settings.first_planes,
+        counts, settings, ridges, best.solution, solution.mixing, segments, replicates, map_items
     )
     return MomentMatch(
         n_components,
@@ -315,14 +307,13 @@ def count_surplus_equations(n_features: int, n_components: int, n_segments: int)
 
 def bootstrap_mixing_interval(
     counts: PairCounts,
-    n_groups: int,
+    settings: MatchSettings,
     regularizations: Sequence[float],
     optimum: MatchSolution,
     mixing: Array,
     segments: SegmentCorrelations,
     seeds: Sequence[int],
     map_items: MapFunction,
-    first_planes: NDArray[np.int64] | None = None,
 ) -> Array:
     """Compute percentile intervals of the mixing's entries.
 
@@ -332,8 +323,9 @@ def bootstrap_mixing_interval(
 
     Parameters
     ----------
-    counts, n_groups
-        Counts by segment and group, see `PairCounts.from_groups`; at least 2 groups per segment.
+    counts, settings
+        Counts by segment and group, see `PairCounts.from_groups`, and the settings of the match; at
+        least 2 groups per segment.
     regularizations, seeds
         Condition number to ridge to, and random seed, for each replicate.
     optimum
@@ -344,8 +336,6 @@ def bootstrap_mixing_interval(
         Segments of the fit; segments that it left out are left out here too.
     map_items
         Map over replicates.
-    first_planes
-        As in `MatchSettings`.
 
     Returns
     -------
@@ -354,8 +344,9 @@ def bootstrap_mixing_interval(
     """
     if not seeds:
         return np.zeros((0, *mixing.shape))
-    fit = partial(_fit_replicate, optimum, mixing, segments.status, first_planes)
-    replicates = zip(_iter_resampled_counts(counts, n_groups, seeds), regularizations, strict=True)
+    fit = partial(_fit_replicate, optimum, mixing, segments.status, settings.first_planes)
+    resampled = _iter_resampled_counts(counts, settings.n_groups, seeds)
+    replicates = zip(resampled, regularizations, strict=True)
     map_labelled = label_map(map_items, "bootstrap", len(seeds))
     mixings = map_or_thread(fit, replicates, counts.joint.nbytes, map_labelled)
     tail = (1 - INTERVAL_LEVEL) / 2

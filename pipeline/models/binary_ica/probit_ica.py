@@ -8,8 +8,9 @@ m_i + s_i (w_iᵀ (z − μ) + b_i + ε) with ε ~ N(0, 1).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
-from pkgutil import resolve_name
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -19,9 +20,9 @@ from numpy.typing import NDArray
 from pipeline.data.blocks import BinaryBlock, unpack_levels
 from pipeline.data.features import are_binary, find_continuous
 from pipeline.data.matching import UNKNOWN_SEGMENT, draw_segments
+from pipeline.errors import FitError
 from pipeline.models.base import Model
 from pipeline.models.capabilities import LogLikelihood
-from pipeline.models.structure import Structure, add_structure
 from pipeline.numerics.gaussian.level_bounds import place_bounds, share_between
 from pipeline.numerics.gaussian.pair_tables import log_cells
 from pipeline.numerics.gaussian.predictive import compute_predictive_probabilities
@@ -194,6 +195,7 @@ class ProbitICAParams(Protocol):
         """Return the model of a segment; unfitted segments get the mean of the others."""
 
 
+@dataclass(frozen=True)
 class ProbitICA(Model):
     """Transform, sample, reconstruct and likelihoods of a fitted probit model."""
 
@@ -202,19 +204,24 @@ class ProbitICA(Model):
         "variance": ("component",),
         "converged": (),
     }
-    # Classes of the same model with the structure of features: paths of modules and names, because
-    # these import the class of binary features.
-    ordinal_class: ClassVar[str]
-    mixed_class: ClassVar[str]
 
-    def with_structure(self, structure: Structure) -> Any:
-        """Return the model of ordinal and continuous features, or this model if all are binary."""
-        plain = super().with_structure(structure)
-        if are_binary(structure.features):
-            return plain
-        has_continuous = bool(find_continuous(structure.features))
-        kind = resolve_name(self.mixed_class if has_continuous else self.ordinal_class)
-        return add_structure(kind, plain, structure)
+    @property
+    def has_levels(self) -> bool:
+        """Whether not all features are binary."""
+        return not are_binary(self.structure.features)
+
+    @property
+    def continuous(self) -> NDArray[np.int64]:
+        """Indices of the continuous features."""
+        return np.array(find_continuous(self.structure.features), np.int64)
+
+    @contextmanager
+    def _name_features(self) -> Iterator[None]:
+        """Put names of features in place of their indices in errors."""
+        try:
+            yield
+        except FitError as error:
+            raise error.with_names(self.structure.feature_names) from None
 
     def transform(
         self, params: ProbitICAParams, block: BinaryBlock, rng: RowRandom

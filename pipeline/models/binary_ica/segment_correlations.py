@@ -2,8 +2,8 @@
 
 `GroupSums` gives the counts of any weighted selection of row groups, one table at a time.
 
-If features have several levels, counts are those of planes, and `first_planes` has the first plane
-of each feature and the number of planes, (n_features + 1,); it is None if all are binary.
+Counts are those of planes; `first_planes` has the first plane of each feature and the number of
+planes, (n_features + 1,). If it is None, all features are binary.
 """
 
 from __future__ import annotations
@@ -148,10 +148,12 @@ def estimate_segments(
     first_planes: Counts | None = None,
 ) -> SegmentCorrelations:
     """Estimate the correlations of every segment and decide which segments are used."""
+    if first_planes is None:
+        first_planes = np.arange(counts.n_features + 1)
     observed, ones = counts.margins()
     varies = mark_varying_features(observed, ones, first_planes)
-    estimate = partial(estimate_tetrachoric, "half")
-    if first_planes is not None:
+    estimate = partial(estimate_tetrachoric, "half")  # faster if all features are binary
+    if len(first_planes) <= counts.n_features:
         estimate = partial(estimate_polychoric, "half", first_planes)
     correlation, pair_status = estimate_correlations(counts, estimate, map_items, first_planes)
     is_empty = np.asarray((observed == 0).all(axis=1))
@@ -173,22 +175,16 @@ def estimate_segments(
 
 
 def mark_varying_features(
-    observed: Counts, ones: Counts, first_planes: Counts | None
+    observed: Counts, ones: Counts, first_planes: Counts
 ) -> NDArray[np.bool_]:
     """Mark the features with rows at two or more levels, (n_segments, n_features)."""
-    varies: NDArray[np.bool_] = (ones > 0) & (ones < observed)
-    if first_planes is None:
-        return varies
-    return np.logical_or.reduceat(varies, first_planes[:-1], axis=1)
+    return np.logical_or.reduceat((ones > 0) & (ones < observed), first_planes[:-1], axis=1)
 
 
 def _describe_margins(
-    observed: Counts, ones: Counts, varies: NDArray[np.bool_], first_planes: Counts | None
+    observed: Counts, ones: Counts, varies: NDArray[np.bool_], first_planes: Counts
 ) -> dict[str, Any]:
     """Return the fields of `SegmentCorrelations` that margins determine."""
-    if first_planes is None:
-        thresholds, errors = _estimate_thresholds(observed, ones, varies)
-        return {"thresholds": thresholds, "threshold_errors": errors}
     firsts, n_planes = first_planes[:-1], np.diff(first_planes)
     thresholds, _ = _estimate_thresholds(observed, ones, np.repeat(varies, n_planes, axis=1))
     _, errors = _estimate_thresholds(observed[:, firsts], ones[:, firsts], varies)
@@ -203,11 +199,8 @@ def _describe_margins(
         per_row = np.minimum(margins.information / np.maximum(rows[:, 0], 1), _MAX_INFORMATION)
         # The likelihood of the correlations counts a variance of 1 / 2 per row already.
         information[:, i] = per_row / (1 - per_row / 2) * varies[:, i]
-    return {
-        "thresholds": thresholds,
-        "threshold_errors": errors,
-        "scales": ScaleMoments(log_scales, information),
-    }
+    scales = ScaleMoments(log_scales, information) if (n_planes > 1).any() else None
+    return {"thresholds": thresholds, "threshold_errors": errors, "scales": scales}
 
 
 def _estimate_thresholds(
@@ -237,14 +230,14 @@ def _fill_undefined(
 
 
 def _mean_pair_rows(
-    counts: PairTables, segment: int, varies: NDArray[np.bool_], first_planes: Counts | None
+    counts: PairTables, segment: int, varies: NDArray[np.bool_], first_planes: Counts
 ) -> float:
     """Return the mean number of rows behind a correlation."""
     corner = slice(0, 1)
     if np.ndim(counts.table(segment, corner, corner).n) == 0:  # one number for all pairs
         return float(counts.rows[segment])
     n = np.broadcast_to(counts.table(segment).n, (counts.n_features, counts.n_features))
-    if first_planes is not None:
+    if len(varies) < counts.n_features:
         n = n[np.ix_(first_planes[:-1], first_planes[:-1])]
     pairs = np.triu(varies & varies[:, None], 1)
     return float(n[pairs].mean()) if pairs.any() else 0.0

@@ -295,8 +295,8 @@ class HeldOutFold:
     """Correlations of one half of the rows, and tables of the other.
 
     `train` are the segments of the first half, `pairs` the features i < j of the scored pairs,
-    (n_pairs,) each, and `test` the tables of these pairs in the other half, one per segment. If
-    features have several levels, `planes` are the planes of the pairs, one of each feature.
+    (n_pairs,) each, `planes` their planes, one of each feature, and `test` the tables of these in
+    the other half, one per segment.
     """
 
     train: SegmentCorrelations
@@ -318,11 +318,10 @@ def split_into_folds(
     the number of groups per segment in `counts`, a power of two. A segment of a fold needs half of
     `min_rows`.
     """
-    folds, planes = [], choose_pairs(counts.n_features, first_planes)
-    pairs = planes
-    if first_planes is not None:
-        i, j = (np.searchsorted(first_planes, plane, "right") - 1 for plane in planes)
-        pairs = i, j
+    if first_planes is None:
+        first_planes = np.arange(counts.n_features + 1)
+    folds, planes = [], choose_pairs(first_planes)
+    i, j = (np.searchsorted(first_planes, plane, "right") - 1 for plane in planes)
     for half in _choose_halves(n_groups):
         odd = np.tile(half, (len(counts.list_grouped_segments(n_groups)), 1))
         halves = [GroupSums(counts, n_groups, weights) for weights in (1 - odd, odd)]
@@ -330,7 +329,7 @@ def split_into_folds(
             least = max(1, min_rows // 2)
             train_segments = estimate_segments(train, least, map_items, first_planes)
             tables = _select_tables(test, planes)
-            folds.append(HeldOutFold(train_segments, pairs, tables, planes))
+            folds.append(HeldOutFold(train_segments, (i, j), tables, planes))
     if not all(fold.train.is_used.any() for fold in folds):
         raise FitError(
             "No segment remains usable when half of its rows are held out. "
@@ -348,17 +347,12 @@ def _choose_halves(n_groups: int) -> list[NDArray[np.int64]]:
     ]
 
 
-def choose_pairs(n_features: int, first_planes: NDArray[np.int64] | None = None) -> FeaturePairs:
-    """Return the features i < j of all pairs, or of a random sample of `MAX_PAIRS`.
-
-    With `first_planes`, they are the planes of pairs of different features.
-    """
-    i, j = np.triu_indices(n_features, 1)
-    if first_planes is not None:
-        is_pair = np.searchsorted(first_planes, i, "right") != np.searchsorted(
-            first_planes, j, "right"
-        )
-        i, j = i[is_pair], j[is_pair]
+def choose_pairs(first_planes: NDArray[np.int64]) -> FeaturePairs:
+    """Return the planes of pairs of different features: all, or a random sample of `MAX_PAIRS`."""
+    owners = np.repeat(np.arange(len(first_planes) - 1), np.diff(first_planes))
+    i, j = np.triu_indices(len(owners), 1)
+    is_pair = owners[i] != owners[j]
+    i, j = i[is_pair], j[is_pair]
     if len(i) <= MAX_PAIRS:
         return i, j
     places = np.random.default_rng(0).choice(len(i), MAX_PAIRS, replace=False)

@@ -18,8 +18,9 @@ covariance V, and the site exp(ν s − τ s² / 2) at s = w_iᵀ u,
 
     ∂ log P / ∂ b_i = ν_i − τ_i w_iᵀ m,    ∂ log P / ∂ w_i = (∂ log P / ∂ b_i) m − τ_i V w_i.
 
-Derivatives by the bounds of intervals are those of their mass under the cavity. A row costs its
-rounds of expectation propagation, and n K² operations more.
+Derivatives by the bounds of features with intervals are those of the level's mass under the cavity,
+which are the same at the fixed point. A row costs its rounds of expectation propagation, and n K²
+operations more.
 
 `quadrature_scores`: exact, for one or two components. The integral over u is a sum over a square
 lattice, in coordinates in which the posterior by expectation propagation is N(0, I): step ½,
@@ -80,6 +81,7 @@ from pipeline.numerics.probit.probit_sites import (
     PRECISION,
     SHIFT,
     SITE_KERNEL_OPTIONS,
+    SLOPE,
     TAIL_DEGREE,
     UPPER,
     Floats,
@@ -127,7 +129,7 @@ def ep_scores(
     n_levels: Integers | None = None,
     values: Floats | None = None,
     *,
-    tol: float = 1e-4,
+    tol: float | None = None,
 ) -> ProbitScores:
     """Compute scores by expectation propagation.
 
@@ -136,8 +138,8 @@ def ep_scores(
     levels, weights, offsets, observed, n_levels, values
         As for `probit_posterior`.
     tol
-        Largest change of a moment of u in the last round. The derivatives have an error of about
-        that size.
+        Largest change of a moment of u in the last round; None takes 1e-4 if all features are
+        binary, else 1e-5. The derivatives have an error of about that size.
 
     Returns
     -------
@@ -195,6 +197,9 @@ def _fill_derivatives(
         if i < row.n_tails:
             signs[i] = find_sign(rows, sample, features[i])
             by_offset[place] = signs[i] * pulls[i]
+            if rows.n_levels[features[i]] > 2:
+                edge = sites[SLOPE, i] / math.sqrt(1.0 + sites[CAVITY_VARIANCE, i])
+                by_offset[place] = signs[i] * edge
         elif rows.n_levels[features[i]] > 1:
             by_offset[place] = _find_edge_density(sites, i, sites[LOWER, i])
             by_offset[place + 1] = -_find_edge_density(sites, i, sites[UPPER, i])
@@ -271,7 +276,7 @@ def quadrature_scores(
         is false if expectation propagation did not converge: the lattice may then miss the
         posterior.
     """
-    rows = make_rows(levels, weights, offsets, observed, n_levels, values, tol=1e-4)
+    rows = make_rows(levels, weights, offsets, observed, n_levels, values, tol=None)
     if len(rows.weights) > MAX_COMPONENTS:
         raise FitError(
             f"Quadrature takes at most {MAX_COMPONENTS} components, but there are "

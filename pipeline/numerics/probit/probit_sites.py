@@ -97,10 +97,13 @@ def make_rows(
     n_levels: Integers | None = None,
     values: Floats | None = None,
     *,
-    tol: float,
+    tol: float | None,
     max_rounds: int = 200,
 ) -> ProbitRows:
-    """Check rows and parameters; the arguments are those of `probit_posterior`."""
+    """Check rows and parameters; the arguments are those of `probit_posterior`.
+
+    Without a tolerance, the rows get one that suffices for scores.
+    """
     if n_levels is None:
         rows, mask = check_binary_matrix(levels, observed)
         n_levels = np.full(rows.shape[1], 2)
@@ -110,6 +113,8 @@ def make_rows(
     w, b = np.asarray(weights, np.float64), np.asarray(offsets, np.float64)
     is_continuous, n_planes = n_levels == 1, n_levels - 1
     _check_parameters(len(n_levels), int(n_planes.sum()), w, b)
+    if tol is None:
+        tol = 1e-4 if (n_levels == 2).all() else 1e-5
     if not (tol > 0 and max_rounds >= 1):
         raise FitError(
             f"`tol` is {tol} and `max_rounds` is {max_rounds}, but tol must be above 0 and "

@@ -18,13 +18,15 @@ from pipeline.fitting.loop import (
     initialize_fit,
 )
 from pipeline.models.binary_ica import BinaryICALikelihood
-from pipeline.models.binary_ica.mixed_likelihood import StageSums
+from pipeline.models.binary_ica.likelihood import StageSums
 from pipeline.models.binary_ica.scoring_steps import BinaryICALikelihoodParams
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.params import get_named_arrays
 from pipeline.random import RowRandom
+from pipeline.statistics.measurements import MixedStatistics
+from pipeline.statistics.sums import ScoreSums
 from storage.examples import draw_nonstationary_truth
 from tests.pipeline.models.binary_ica.test_blica_levels import draw_outputs
 from tests.pipeline.models.binary_ica.test_blica_mixed import (
@@ -84,7 +86,7 @@ def test_sums_of_scores_are_derivatives(likelihood: str, error: float) -> None:
         return float(model.summarize(moved, {}, block, RowRandom(0)).objective)
 
     slopes = np.array([(total(d) - total(-d)) / (2 * eps) for d in eps * np.eye(len(flat))])
-    sums = model.summarize(params, {}, block, RowRandom(0)).scores
+    sums = model.summarize(params, {}, block, RowRandom(0)).part
     n_shared = params.point.n_shared
     assert n_shared == 6 * 2 + 6 + 3 + 3
     assert_allclose(sums.gradient, slopes[:n_shared], rtol=error, atol=error)
@@ -179,11 +181,11 @@ def test_sums_of_both_stages_are_stored() -> None:
     X, _ = draw_rows(1, 8, n_rows=50)
     model, rows, executor = make_model(n_components=1), make_rows(X), SerialExecutor()
     state = initialize_fit(model, collect_first_statistics(model, rows, executor, 0), 0)
-    for stage in ("pairs", "scores"):
+    for kind in (MixedStatistics, ScoreSums):
         sums = collect_pass_statistics(model, state, rows, executor, 0)
         assert isinstance(sums, StageSums)
         restored = StageSums.from_arrays(sums.to_arrays())
-        assert getattr(restored, stage) is not None
+        assert isinstance(restored.part, kind)
         assert (restored.n_rows, restored.weight) == (len(X), len(X))
         for name, values in sums.to_arrays().items():
             assert_array_equal(restored.to_arrays()[name], values)

@@ -21,6 +21,7 @@ from pipeline.models.binary_ica.gaussian_likelihood import (
 )
 from pipeline.models.binary_ica.moment_matching import (
     MAX_ROUNDS,
+    MatchSettings,
     bootstrap_mixing_interval,
     calibrate_variances,
     count_surplus_equations,
@@ -250,6 +251,10 @@ def sum_groups(counts: PairCounts, n_groups: int) -> PairCounts:
     return counts.sum_weighted_groups(n_groups, np.ones((N_SEGMENTS, n_groups), np.int64))
 
 
+def make_settings(n_groups: int) -> MatchSettings:
+    return MatchSettings(2, REGULARIZATION, n_groups, 20)
+
+
 def find_optimum(counts: PairCounts) -> MatchSolution:
     """Return the optimum nearest to the truth."""
     return maximise(
@@ -274,7 +279,7 @@ def compute_interval(
     counts = draw_counts(seed, n_groups, n_rows)
     solution = estimate_solution(sum_groups(counts, n_groups))
     segments = estimate_segments(sum_groups(counts, n_groups), 20, map)
-    settings_ = (n_groups, [REGULARIZATION] * replicates)
+    settings_ = (make_settings(n_groups), [REGULARIZATION] * replicates)
     estimates = (find_optimum(sum_groups(counts, n_groups)), solution.mixing, segments)
     lower, upper = bootstrap_mixing_interval(counts, *settings_, *estimates, range(replicates), map)
     matched = match_columns(solution.mixing, BOOTSTRAP_TRUTH.mixing)
@@ -335,7 +340,7 @@ def test_no_interval_without_seeds() -> None:
         estimate_solution(sum_groups(counts, 2)).mixing,
         segments,
     )
-    interval = bootstrap_mixing_interval(counts, 2, [], *estimates, [], map)
+    interval = bootstrap_mixing_interval(counts, make_settings(2), [], *estimates, [], map)
     assert interval.shape == (0, 5, 2)
 
 
@@ -350,9 +355,10 @@ def test_intervals_are_percentiles_and_identical_on_all_executors(
         estimate_solution(sum_groups(counts, 4)).mixing,
         segments,
     )
-    arguments = (counts, 4, ridges, *estimates)
+    settings_ = make_settings(4)
+    arguments = (counts, settings_, ridges, *estimates)
     single = [
-        bootstrap_mixing_interval(counts, 4, [r], *estimates, [seed], map)
+        bootstrap_mixing_interval(counts, settings_, [r], *estimates, [seed], map)
         for seed, r in enumerate(ridges)
     ]
     for lower, upper in single:
