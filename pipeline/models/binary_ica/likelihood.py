@@ -247,9 +247,11 @@ class BinaryICALikelihood(ProbitICA):
         """Return the time to score a row, per feature."""
         method = self._choose_method(n_features, n_components)
         if method == "ep":
-            return (450.0 if self.has_levels else 120.0) * n_components
+            return (450.0 if self.structure.n_levels is not None else 120.0) * n_components
         if method == "quadrature":
-            of_one, of_two = (4200.0, 23_000.0) if self.has_levels else (1150.0, 8500.0)
+            of_one, of_two = (
+                (4200.0, 23_000.0) if self.structure.n_levels is not None else (1150.0, 8500.0)
+            )
             return of_one if n_components == 1 else of_two
         return 45_000.0
 
@@ -326,7 +328,7 @@ class BinaryICALikelihood(ProbitICA):
             f"{n_features} features and {n_components} components. Use {{likelihood=ep}}, or fewer "
             "features or components."
         )
-        if self.has_levels:
+        if self.structure.n_levels is not None:
             text = (
                 f"takes at most {MAX_COMPONENTS} components if some features are not binary, but "
                 f"there are {n_components}. Use {{likelihood=ep}}, or fewer components."
@@ -341,7 +343,7 @@ class BinaryICALikelihood(ProbitICA):
             return "quadrature"
         if self.likelihood == "auto":
             return "ep"
-        is_possible = n_features <= MAX_FEATURES and not self.has_levels
+        is_possible = n_features <= MAX_FEATURES and not self.structure.n_levels is not None
         return "orthant" if is_possible else None
 
     def _find_score_function(self, params: BinaryICALikelihoodParams) -> ScoreFunction:

@@ -18,7 +18,7 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, unpack_levels
-from pipeline.data.features import are_binary, find_continuous
+from pipeline.data.features import find_continuous
 from pipeline.data.matching import UNKNOWN_SEGMENT, draw_segments
 from pipeline.errors import FitError
 from pipeline.models.base import Model
@@ -204,11 +204,6 @@ class ProbitICA(Model):
         "variance": ("component",),
         "converged": (),
     }
-
-    @property
-    def has_levels(self) -> bool:
-        """Whether not all features are binary."""
-        return not are_binary(self.structure.features)
 
     @property
     def continuous(self) -> NDArray[np.int64]:
