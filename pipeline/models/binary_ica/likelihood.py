@@ -245,13 +245,12 @@ class BinaryICALikelihood(ProbitICA):
 
     def _estimate_nanoseconds(self, n_features: int, n_components: int) -> float:
         """Return the time to score a row, per feature."""
+        are_bits = self.structure.n_levels is None
         method = self._choose_method(n_features, n_components)
         if method == "ep":
-            return (450.0 if self.structure.n_levels is not None else 120.0) * n_components
+            return (120.0 if are_bits else 450.0) * n_components
         if method == "quadrature":
-            of_one, of_two = (
-                (4200.0, 23_000.0) if self.structure.n_levels is not None else (1150.0, 8500.0)
-            )
+            of_one, of_two = (1150.0, 8500.0) if are_bits else (4200.0, 23_000.0)
             return of_one if n_components == 1 else of_two
         return 45_000.0
 
@@ -343,7 +342,7 @@ class BinaryICALikelihood(ProbitICA):
             return "quadrature"
         if self.likelihood == "auto":
             return "ep"
-        is_possible = n_features <= MAX_FEATURES and not self.structure.n_levels is not None
+        is_possible = n_features <= MAX_FEATURES and self.structure.n_levels is None
         return "orthant" if is_possible else None
 
     def _find_score_function(self, params: BinaryICALikelihoodParams) -> ScoreFunction:
