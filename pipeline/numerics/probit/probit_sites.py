@@ -60,7 +60,7 @@ SLOPE, CURVATURE = 8, 9
 Z = 10  # of a tail: its probability is Φ(z) under the cavity
 EXCESS = 11  # of a tail: slope + z, which adding the two would not give for z far below 0
 LOG_SHARE = 12  # of others: log of the cavity's mass in the interval, or of its density at a value
-THIRD, FOURTH = 13, 14  # of others: cumulants of t
+THIRD, FOURTH = 13, 14  # cumulants of t
 N_FIELDS = 15
 
 TAIL_DEGREE = 24
@@ -76,14 +76,15 @@ _DAMPING = 0.8
 class ProbitRows(NamedTuple):
     """Rows of levels and values, their model, and the stopping rule."""
 
-    levels: NDArray[np.uint8]  # (n_samples, n_ordinal)
-    observed: NDArray[np.bool_]
-    values: Floats  # (n_samples, n_continuous), NaN where missing
+    levels: NDArray[np.uint8]  # (n_samples, n_features), 0 of continuous features
+    observed: NDArray[np.bool_]  # (n_samples, n_features)
+    values: Floats  # (n_samples, n_continuous)
     n_levels: Integers  # of each feature, 1 of a continuous one, (n_features,)
-    columns: Integers  # of each feature, in `levels` or `values`
-    places: Integers  # of each feature's first derivative by offsets
+    columns: Integers  # of each continuous feature in `values`, (n_features,)
+    places: Integers  # of each feature's first derivative by offsets, (n_features,)
     weights: Floats  # (K, n_features)
     offsets: Floats  # (n_planes,)
+    only_tails: bool  # whether all features are binary
     tail: Floats
     tol: float
     max_rounds: int
@@ -113,25 +114,34 @@ def make_rows(
     w, b = np.asarray(weights, np.float64), np.asarray(offsets, np.float64)
     is_continuous, n_planes = n_levels == 1, n_levels - 1
     _check_parameters(len(n_levels), int(n_planes.sum()), w, b)
+    only_tails = bool((n_levels == 2).all())
     if tol is None:
-        tol = 1e-4 if (n_levels == 2).all() else 1e-5
+        tol = 1e-4 if only_tails else 1e-5
     if not (tol > 0 and max_rounds >= 1):
         raise FitError(
             f"`tol` is {tol} and `max_rounds` is {max_rounds}, but tol must be above 0 and "
             "max_rounds at least 1."
         )
-    columns = np.where(is_continuous, np.cumsum(is_continuous), np.cumsum(~is_continuous)) - 1
+    columns = np.cumsum(is_continuous) - 1
     places = np.where(is_continuous, len(b) + columns, np.cumsum(n_planes) - n_planes)
+    numbers = np.zeros((len(rows), 0)) if values is None else values
+    if len(is_continuous) > rows.shape[1]:
+        all_rows = np.zeros((len(rows), len(is_continuous)), np.uint8)
+        all_observed = np.empty(all_rows.shape, np.bool_)
+        all_rows[:, ~is_continuous], all_observed[:, ~is_continuous] = rows, mask
+        all_observed[:, is_continuous] = ~np.isnan(numbers)
+        rows, mask = all_rows, all_observed
     return ProbitRows(
         # For another layout, Numba would compile a kernel that may add in another order.
         np.ascontiguousarray(rows),
         np.ascontiguousarray(mask),
-        np.zeros((len(rows), 0)) if values is None else np.ascontiguousarray(values),
+        np.ascontiguousarray(numbers),
         np.ascontiguousarray(n_levels, np.int64),
         columns,
         places,
         np.ascontiguousarray(w.T),
         b,
+        only_tails,
         tail_coefficients(),
         tol,
         max_rounds,
@@ -352,15 +362,15 @@ def _project(
 def _log_site_scales(sites: Floats, n_tails: int) -> float:
     """Sum over sites the log of the tilted mass, and of the site's own scale (equation 3.65)."""
     total = 0.0
-    for i in range(sites.shape[1]):
+    for i in range(n_tails):
         z = sites[Z, i]
-        if i >= n_tails:
-            total += sites[LOG_SHARE, i]
-        elif z > 0.0:
+        if z > 0.0:
             total += math.log1p(-0.5 * math.erfc(z * math.sqrt(0.5)))
         else:
             total += math.log(DENSITY_AT_0 / sites[SLOPE, i]) - 0.5 * z * z
         total += _log_gaussian_scale(sites, i)
+    for i in range(n_tails, sites.shape[1]):
+        total += sites[LOG_SHARE, i] + _log_gaussian_scale(sites, i)
     return total
 
 
@@ -380,17 +390,18 @@ def set_tilted_cumulants(sites: Floats, n_tails: int, skewness: Floats, kurtosis
 
     Those of tails follow from derivatives of log Φ.
     """
-    for i in range(sites.shape[1]):
-        c, g, z = sites[CAVITY_VARIANCE, i], sites[CURVATURE, i], sites[Z, i]
-        slope, excess = sites[SLOPE, i], sites[EXCESS, i]
+    for i in range(n_tails):
+        g, z, slope, excess = sites[CURVATURE, i], sites[Z, i], sites[SLOPE, i], sites[EXCESS, i]
         third = g * excess - slope * (1.0 - g)
         fourth = 2.0 * g * (1.0 - g) - third * (excess + slope)
         if z < -100.0:  # the differences cancel; the tilted distribution is nearly exponential
             third, fourth = -2.0 / z**3, 6.0 / z**4
-        if i >= n_tails:
-            third, fourth = sites[THIRD, i], sites[FOURTH, i]
+        sites[THIRD, i], sites[FOURTH, i] = third, fourth
+    for i in range(sites.shape[1]):
+        c, g = sites[CAVITY_VARIANCE, i], sites[CURVATURE, i]
         scale = c / (1.0 + c * (1.0 - g))
-        skewness[i], kurtosis[i] = third * scale * math.sqrt(scale), fourth * scale * scale
+        skewness[i] = sites[THIRD, i] * scale * math.sqrt(scale)
+        kurtosis[i] = sites[FOURTH, i] * scale * scale
 
 
 @site_callee
@@ -458,60 +469,53 @@ def find_fixed_point(
 @site_callee
 def find_sign(rows: ProbitRows, sample: int, feature: int) -> float:
     """Return 1 if a feature is at its highest level, −1 at its lowest, and 0 otherwise."""
-    n_levels = rows.n_levels[feature]
-    if n_levels == 1:
-        return 0.0
-    level = rows.levels[sample, rows.columns[feature]]
-    return -1.0 if level == 0 else 1.0 if level == n_levels - 1 else 0.0
+    level = np.int64(rows.levels[sample, feature])  # the arithmetic has no branch to mispredict
+    is_highest, is_lowest = level == rows.n_levels[feature] - 1, level == 0
+    return np.float64(is_highest) - np.float64(is_lowest)
 
 
 @site_callee
 def find_place(rows: ProbitRows, sample: int, feature: int) -> int:
     """Return where the derivative by the lowest bound of a feature's level or value goes."""
-    place: int = rows.places[feature]
-    if rows.n_levels[feature] > 2:
-        level: int = rows.levels[sample, rows.columns[feature]]
-        place += level - 1 if level > 0 else 0
+    place: int = rows.places[feature] + max(np.int64(rows.levels[sample, feature]) - 1, 0)
     return place
 
 
 @site_callee
 def _list_observed(rows: ProbitRows, sample: int, features: Integers) -> tuple[int, int]:
     """Write the indices of the observed features; return the numbers of tails and of all."""
-    n_tails = n = 0
-    for are_tails in (True, False):
+    n = 0
+    for feature in range(len(features)):
+        is_tail = rows.only_tails or find_sign(rows, sample, feature) != 0.0
+        if rows.observed[sample, feature] and is_tail:
+            features[n] = feature
+            n += 1
+    n_tails = n
+    if not rows.only_tails:
         for feature in range(len(features)):
-            column = rows.columns[feature]
-            if rows.n_levels[feature] == 1:
-                is_observed = not math.isnan(rows.values[sample, column])
-            else:
-                is_observed = rows.observed[sample, column]
-            if is_observed and (find_sign(rows, sample, feature) != 0.0) == are_tails:
+            if rows.observed[sample, feature] and find_sign(rows, sample, feature) == 0.0:
                 features[n] = feature
                 n += 1
-        n_tails = n if are_tails else n_tails
     return n_tails, n
 
 
 @site_callee
 def _read_row(rows: ProbitRows, sample: int, features: Integers, row: ProbitRow) -> None:
     """Copy bounds and weights of `features`, signed so that every tail has a lower bound only."""
-    signs = row.sites[Z]
-    for i in range(len(signs)):
-        feature = features[i]
-        place, sign = find_place(rows, sample, feature), find_sign(rows, sample, feature)
-        signs[i] = 1.0 if i >= row.n_tails else sign
-        row.sites[UPPER, i] = np.inf
-        if i < row.n_tails:
-            row.sites[LOWER, i] = -sign * rows.offsets[place]
-        elif rows.n_levels[feature] == 1:
-            value = rows.values[sample, rows.columns[feature]]
-            row.sites[LOWER, i] = row.sites[UPPER, i] = value
-        else:
+    signs, n_tails = row.sites[Z], row.n_tails
+    for i in range(n_tails):
+        signs[i] = find_sign(rows, sample, features[i])
+        row.sites[LOWER, i] = -signs[i] * rows.offsets[find_place(rows, sample, features[i])]
+    for i in range(n_tails, len(signs)):
+        place, signs[i] = find_place(rows, sample, features[i]), 1.0
+        if rows.n_levels[features[i]] > 1:
             row.sites[LOWER, i], row.sites[UPPER, i] = (
                 -rows.offsets[place],
                 -rows.offsets[place + 1],
             )
+        else:
+            value = rows.values[sample, rows.columns[features[i]]]
+            row.sites[LOWER, i] = row.sites[UPPER, i] = value
     for k in range(len(rows.weights)):
         for i in range(len(signs)):
             row.weights[k, i] = signs[i] * rows.weights[k, features[i]]

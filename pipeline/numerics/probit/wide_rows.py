@@ -62,8 +62,7 @@ def probit_codes(
     }
     pair_bytes = 8 * n_features * (n_components * (n_components + 1) // 2)
     wide = np.flatnonzero(np.count_nonzero(rows.observed, axis=1) >= _MIN_VALUES)
-    are_binary = bool((rows.n_levels == 2).all())
-    if are_binary and len(wide) and 0 < pair_bytes <= _MAX_PAIR_BYTES:
+    if rows.only_tails and len(wide) and 0 < pair_bytes <= _MAX_PAIR_BYTES:
         model = _prepare_model(rows.weights, rows.offsets)
         sites = np.empty((4, _BATCH, n_features))
         for start in range(0, len(wide), _BATCH):
