@@ -16,12 +16,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import PackedChunk
 from pipeline.models.state import Arrays
-from pipeline.numerics.trees.dependence import compute_table_correlation
+from pipeline.numerics.trees.dependence import compute_table_correlation, sum_information
 from pipeline.numerics.trees.spanning_tree import find_maximum_spanning_forest
 from pipeline.passes.row_ranges import RangeResults
 from pipeline.statistics.counts import (
@@ -224,26 +223,6 @@ def _list_planes(n_levels: Counts) -> tuple[Counts, NDArray[np.bool_]]:
     steps = np.arange(n_levels.sum()) - np.repeat(np.cumsum(n_levels) - n_levels, n_levels)
     first_planes = np.cumsum(n_levels - 1) - (n_levels - 1)
     return np.repeat(first_planes, n_levels) + np.maximum(steps - 1, 0), steps == 0
-
-
-def sum_information(cells: Array, left: Counts, right: Counts) -> Array:
-    """Return the mutual information times the rows of each pair, nats, (n_left, n_right).
-
-    Σ_ab n_ab log n_ab − Σ_a n_a log n_a − Σ_b n_b log n_b + n log n (Chow & Liu 1968, equation 5).
-    """
-    rows, columns = (np.cumsum(own) - own for own in (left, right))
-    above = np.add.reduceat(cells, columns, axis=1)
-    below = np.add.reduceat(cells, rows, axis=0)
-    totals = np.add.reduceat(above, rows, axis=0)
-    by_cell = np.add.reduceat(_xlogx(cells), rows, axis=0)
-    information: Array = np.add.reduceat(by_cell, columns, axis=1) + _xlogx(totals)
-    information -= np.add.reduceat(_xlogx(above), rows, axis=0)
-    information -= np.add.reduceat(_xlogx(below), columns, axis=1)
-    return np.maximum(information, 0.0)
-
-
-def _xlogx(counts: Array) -> Array:
-    return np.asarray(scipy.special.xlogy(counts, counts), np.float64)
 
 
 def _compute_correlation(cells: Array, left: Counts, right: Counts, edges: FeaturePairs) -> Array:

@@ -103,6 +103,7 @@ from pipeline.numerics.trees.binary_rows import (
 from pipeline.numerics.trees.dependence import (
     compute_table_correlation,
     compute_table_information,
+    sum_information,
 )
 from pipeline.numerics.trees.messages import (
     MISSING,
@@ -111,7 +112,6 @@ from pipeline.numerics.trees.messages import (
 )
 from pipeline.numerics.trees.spanning_tree import (
     ROOT,
-    compute_mutual_information,
     find_maximum_spanning_tree,
     make_tables,
     normalize_tables,
@@ -544,7 +544,8 @@ class TreeMixture(Mixture):
         firsts = np.cumsum(sizes) - sizes
         for products in pairs:
             counts = count_level_pairs(products, sizes) + pseudo_rows
-            weights = compute_mutual_information(counts, firsts)
+            n_rows = counts.diagonal()[: sizes[0]].sum()  # all pairs have as many
+            weights = sum_information(counts, sizes, sizes) / n_rows
             if noise > 0:
                 weights = add_noise(weights, noise, rng)
             parents = find_maximum_spanning_tree(weights)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.models.trees.feature_tree import sum_information
+from pipeline.numerics.trees.dependence import sum_information
 from pipeline.numerics.trees.messages import MISSING
 from pipeline.numerics.trees.spanning_tree import find_maximum_spanning_tree, make_tables
 from pipeline.random import RowRandom

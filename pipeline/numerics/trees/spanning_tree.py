@@ -21,30 +21,6 @@ ROOT = -1
 _NO_TREE = "The parents of the features have a cycle or are not features. Fit again."
 
 
-def compute_mutual_information(counts: Array, firsts: Indices) -> Array:
-    """Return the mutual information of all pairs of features, nats, (n_features, n_features).
-
-    Parameters
-    ----------
-    counts
-        Counts of pairs of levels, (n_levels, n_levels) over all features; the levels that no row
-        has may be 0.
-    firsts
-        The first level of each feature, (n_features,).
-
-    Notes
-    -----
-    Σ_ab p_ab log(p_ab / (p_a p_b)) = Σ_ab p_ab log p_ab + H_i + H_j (Chow & Liu 1968, equation 5).
-    The diagonal is the entropy of the features.
-    """
-    total = counts.diagonal()[: firsts[1] if len(firsts) > 1 else None].sum()
-    terms = scipy.special.xlogy(counts, counts / total)
-    by_pair = np.add.reduceat(np.add.reduceat(terms, firsts, axis=0), firsts, axis=1) / total
-    entropies = -by_pair.diagonal()
-    information: Array = by_pair + entropies[:, None] + entropies
-    return information
-
-
 def find_maximum_spanning_tree(weights: Array) -> Indices:
     """Return the parent of each feature in the tree with the largest sum of weights, (n_features,).
 

@@ -25,9 +25,9 @@ from pipeline.models.trees import feature_tree, hidden_tree
 from pipeline.models.trees.feature_tree import find_edges
 from pipeline.models.trees.hidden_start import find_noisy_tree
 from pipeline.models.trees.hidden_tree import HiddenTree, HiddenTreeParams
+from pipeline.numerics.trees.dependence import sum_information
 from pipeline.numerics.trees.spanning_tree import (
     ROOT,
-    compute_mutual_information,
     find_maximum_spanning_tree,
     move_root_to_center,
 )
@@ -360,7 +360,7 @@ def test_the_tree_behind_noisy_features_is_found_from_counts_of_pairs(n_rows: fl
     for i in range(n):
         tables[i, :, i] = np.eye(2) / 2
     cells = n_rows * tables.reshape(2 * n, 2 * n)
-    observed = compute_mutual_information(cells, 2 * np.arange(n))
+    observed = sum_information(cells, np.full(n, 2), np.full(n, 2)) / n_rows
     noisy, correlation = find_noisy_tree(cells, np.full(n, 2))
     chow_liu = find_maximum_spanning_tree(observed)
     assert find_neighbours(noisy) == find_neighbours(parents) != find_neighbours(chow_liu)

@@ -36,11 +36,11 @@ from pipeline.models.trees.tree_starts import draw_components
 from pipeline.numerics.trees.dependence import (
     compute_table_correlation,
     compute_table_information,
+    sum_information,
 )
 from pipeline.numerics.trees.messages import MISSING
 from pipeline.numerics.trees.spanning_tree import (
     ROOT,
-    compute_mutual_information,
     find_maximum_spanning_forest,
     find_maximum_spanning_tree,
     gather_tables,
@@ -456,7 +456,8 @@ def test_the_tree_is_the_best_of_all_trees() -> None:
     X = (rng.random((300, 3)) < 0.4) @ rng.integers(0, 2, (3, 5)) % 2
     X = (X ^ (rng.random(X.shape) < 0.2)).astype(np.uint8)
     indicators = np.stack([1 - X, X], axis=2).reshape(len(X), -1).astype(np.float64)
-    information = compute_mutual_information(indicators.T @ indicators, 2 * np.arange(5))
+    n_levels = np.full(5, 2)
+    information = sum_information(indicators.T @ indicators, n_levels, n_levels) / len(X)
     for i in range(5):
         for j in range(i):
             table = np.histogram2d(X[:, i], X[:, j], bins=2)[0] / len(X)
