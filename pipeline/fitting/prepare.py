@@ -116,10 +116,11 @@ class FitRequest:
         settings = {name: _copy_to_tuple(name, value) for name, value in self.settings.items()}
         object.__setattr__(self, "settings", settings)
         for name in ("cut", "orient", "covariates"):
-            if (value := getattr(self, name)) is not None:
-                is_name = isinstance(value, str) and name != "covariates"
-                names = (value,) if is_name else tuple(list_names(value, name))
-                object.__setattr__(self, name, names)
+            value = getattr(self, name)
+            if isinstance(value, str) and name != "covariates":
+                value = [value]
+            if value is not None or name != "covariates":
+                object.__setattr__(self, name, tuple(list_names(value, name)))
         for own in fields(self):
             value = getattr(self, own.name)
             if "is_column" in own.metadata and not isinstance(value, str | None):
