@@ -61,7 +61,6 @@ _MIN_VARIANCE = 1e-3
 ImageShape = Annotated[
     str | None, Option(help="HEIGHTxWIDTH; features named r0c0, r0c1, … are placed by name.")
 ]
-Output = Annotated[str, Option(help="Folder for tables and figures.")]
 
 
 @Option(name="*")
@@ -69,7 +68,13 @@ Output = Annotated[str, Option(help="Folder for tables and figures.")]
 class ExperimentOptions:
     """Options of every experiment."""
 
-    output: Output
+    output: Annotated[
+        str,
+        Option(
+            help="Folder for tables and figures. [default: runs/experiments/NAME]",
+            show_default=False,
+        ),
+    ] = ""
     quick: Annotated[bool, Switch, Option(help="Run a smaller version that takes minutes.")] = False
     seed: Seed = 0
     where: ExecutorOptions = field(default_factory=ExecutorOptions)
@@ -127,10 +132,11 @@ class Experiment(NamedTuple):
 
     def make_command(self, name: str) -> Callable[..., None]:
         """Make the command: it checks the options, runs the flow and prints the summary."""
-        default = self.options()  # type: ignore[call-arg]
+        default = self.options()
 
         def main(*, options: self.options = default, json: Json = False) -> None:  # type: ignore[name-defined]
             check_installed(f"The experiment {name}", *REPORT_PACKAGES)
+            options = replace(options, output=options.output or f"runs/experiments/{name}")
             options.check()
             start = time.perf_counter()
             summary = run_flow(f"experiment-{name}", options, partial(self.run, options))

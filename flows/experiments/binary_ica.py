@@ -7,7 +7,7 @@ Non-stationarity-based Approach", UAI 2022.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.cli.options import ExecutorOptions, Option
-from flows.experiments import base
+from flows.cli.options import ExecutorOptions
 from flows.experiments.base import (
     Experiment,
+    ExperimentOptions,
     TableRow,
     group_medians,
     make_printed_table,
@@ -151,15 +151,7 @@ _EXACT_AXES = ("features", "segments")
 _FLOOR = 1e-16
 
 
-@Option(name="*")
-@dataclass(frozen=True)
-class IdentifiabilityOptions(base.ExperimentOptions):
-    """Options of `blica-identifiability`."""
-
-    output: base.Output = "runs/experiments/blica-identifiability"
-
-
-def run_identifiability(options: IdentifiabilityOptions) -> dict[str, Any]:
+def run_identifiability(options: ExperimentOptions) -> dict[str, Any]:
     """Fit exact correlations for all shapes."""
     features: Sequence[int] = _EXACT_FEATURES
     segments: Sequence[int] = _EXACT_SEGMENTS
@@ -254,7 +246,7 @@ true mixing.
     python -m flows.experiments blica-identifiability --quick
     python -m flows.experiments blica-identifiability --workers 2
 """,
-    IdentifiabilityOptions,
+    ExperimentOptions,
     run_identifiability,
     print_summary,
 )
@@ -267,15 +259,7 @@ _SAMPLE_SEGMENTS, _SAMPLE_MODELS, _QUICK_SAMPLE_MODELS = 40, 10, 3
 _SAMPLE_ROWS, _QUICK_SAMPLE_ROWS = (50, 100, 200, 500, 1000, 2000, 5000), (100, 500, 2000)
 
 
-@Option(name="*")
-@dataclass(frozen=True)
-class SampleSizeOptions(base.ExperimentOptions):
-    """Options of `blica-samples`."""
-
-    output: base.Output = "runs/experiments/blica-samples"
-
-
-def run_samples(options: SampleSizeOptions) -> dict[str, Any]:
+def run_samples(options: ExperimentOptions) -> dict[str, Any]:
     """Fit all models to more and more rows."""
     sizes, n_models = _SAMPLE_SHAPES, _SAMPLE_MODELS
     row_numbers: Sequence[int] = _SAMPLE_ROWS
@@ -372,7 +356,7 @@ the work better than threads.
     python -m flows.experiments blica-samples --quick
     python -m flows.experiments blica-samples --workers 2
 """,
-    SampleSizeOptions,
+    ExperimentOptions,
     run_samples,
     print_summary,
 )
@@ -390,15 +374,7 @@ _PARTS = ("selection", "starts", "correlations")
 Series = tuple[Sequence[int], NDArray[np.float64]]
 
 
-@Option(name="*")
-@dataclass(frozen=True)
-class ScalingOptions(base.ExperimentOptions):
-    """Options of `blica-scaling`."""
-
-    output: base.Output = "runs/experiments/blica-scaling"
-
-
-def run_scaling(options: ScalingOptions) -> dict[str, Any]:
+def run_scaling(options: ExperimentOptions) -> dict[str, Any]:
     """Time the fits of all models to data of many shapes, one fit at a time."""
     sweeps = _make_sweeps(options.quick)
     n_models = _QUICK_SCALING_MODELS if options.quick else _SCALING_MODELS
@@ -492,7 +468,7 @@ of CPU time, or some minutes with `--quick`.
     python -m flows.experiments blica-scaling --quick
     python -m flows.experiments blica-scaling --executor serial
 """,
-    ScalingOptions,
+    ExperimentOptions,
     run_scaling,
     print_summary,
 )

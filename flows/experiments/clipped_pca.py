@@ -404,7 +404,6 @@ _QUICK_ROWS, _QUICK_FEATURES = 5_000, 64
 class ClippedPCAOptions(base.ExperimentOptions):
     """Options of `clipped-pca`."""
 
-    output: base.Output = "runs/experiments/clipped-pca"
     dataset: Annotated[str, Option(help="Dataset of binary images: a folder or an example.")] = (
         "example:digits"
     )

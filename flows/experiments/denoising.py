@@ -292,7 +292,6 @@ class DenoisingResults(NamedTuple):
 class DenoisingOptions(base.ImageExperimentOptions):
     """Options of `denoising`."""
 
-    output: base.Output = f"runs/experiments/{NAME}"
     components: Annotated[WholeNumber, Option(help="Number of components of each model.")] = (
         _COMPONENTS
     )

@@ -420,7 +420,6 @@ _VALUES = ("bits", "cosine", "identified")
 class NoisyOrOptions(base.ExperimentOptions):
     """Options of `noisy-or`."""
 
-    output: base.Output = f"runs/experiments/{NAME}"
     starts: Annotated[
         WholeNumber | None,
         Option(help="Number of starts per problem. [default: 10, or 2 with --quick]"),

@@ -6,18 +6,18 @@ M. E. Tipping, "Probabilistic visualisation of high-dimensional binary data", NI
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from flows.cli.options import ExecutorOptions, Option
+from flows.cli.options import ExecutorOptions
 from flows.data.datasets import open_dataset_or_example
-from flows.experiments import base
 from flows.experiments.base import (
+    EXAMPLE_DATASET,
     Experiment,
+    ImageExperimentOptions,
     TableRow,
     group_medians,
     make_printed_table,
@@ -68,15 +68,7 @@ class TippingTable(NamedTuple):
     params: dict[tuple[str, str], LatentTraitParams]
 
 
-@Option(name="*")
-@dataclass(frozen=True)
-class TippingOptions(base.ImageExperimentOptions):
-    """Options of `tipping`."""
-
-    output: base.Output = f"runs/experiments/{NAME}"
-
-
-def run_tipping(options: TippingOptions) -> dict[str, Any]:
+def run_tipping(options: ImageExperimentOptions) -> dict[str, Any]:
     """Fit all data with all estimators, and draw the figures."""
     output, seed = options.output, options.seed
     max_rows = _QUICK_ROWS if options.quick else None
@@ -108,7 +100,7 @@ def open_images(
     dataset: str | None, split: str | None, image_shape: str | None, max_rows: int | None
 ) -> BinaryImages:
     """Read the images, optionally only the first ones; by default the digit 2 of the example."""
-    opened, segment = open_dataset_or_example(dataset or base.EXAMPLE_DATASET), None
+    opened, segment = open_dataset_or_example(dataset or EXAMPLE_DATASET), None
     layout = find_image_layout(opened.feature_names, image_shape)
     name = opened.path.name.removesuffix(".zarr")
     if dataset is None:
@@ -220,7 +212,7 @@ nats per row of its final value, also relative to the variational fit; fits run 
     python -m flows.ingest usps.npz --dataset usps.zarr --split-by y
     python -m flows.experiments tipping --dataset usps.zarr --split 2 --image-shape 16x16
 """,
-    TippingOptions,
+    ImageExperimentOptions,
     run_tipping,
     print_summary,
 )

@@ -86,20 +86,22 @@ def read_parameter_columns(artifact: Artifact, dim: str) -> list[ParameterColumn
             columns += _split_columns(variance, ("component",), variances, names)
         columns += _split_columns(name, dims, arrays, names)
     features = read_features(artifact.manifest) if dim == "feature" else ()
-    n_planes = np.array([feature.n_planes for feature in features], np.int64)
     n_levels = np.array([len(feature.levels) for feature in features], np.int64)
-    for part, sizes in (("plane", n_planes), ("level", n_levels)) if features else ():
-        for name in _list_arrays(artifact, part):
+    sizes = {
+        "plane": np.array([feature.n_planes for feature in features], np.int64),
+        "level": n_levels,
+        "continuous": (n_levels == 0).astype(np.int64),
+    }
+    for part in _PARTS if features else ():
+        for name in _list_arrays(artifact, part) if sizes[part].any() else ():
             dims, values = _move_first(artifact, name, part)
             arrays = {"values": values, **_read_uncertainty(artifact, name, part)}
-            by_feature = {key: _spread_parts(array, sizes) for key, array in arrays.items()}
-            columns += _split_columns(name, (part, *dims), by_feature, names)
-    is_continuous = (n_levels == 0).astype(np.int64)
-    for name in _list_arrays(artifact, "continuous") if is_continuous.any() else ():
-        dims, values = _move_first(artifact, name, "continuous")
-        arrays = {"values": values, **_read_uncertainty(artifact, name, "continuous")}
-        own = {key: _spread_parts(array, is_continuous)[:, 0] for key, array in arrays.items()}
-        columns += _split_columns(name, dims, own, names)
+            own = {key: _spread_parts(array, sizes[part]) for key, array in arrays.items()}
+            if part == "continuous":  # one number per feature
+                own = {key: array[:, 0] for key, array in own.items()}
+            else:
+                dims = (part, *dims)
+            columns += _split_columns(name, dims, own, names)
     return columns
 
 
