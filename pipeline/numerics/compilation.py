@@ -6,6 +6,7 @@ kernel that calls it. Here only the kernels are optimized and translated, in hal
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 from numba import _dynfunc, njit, version_info  # type: ignore[attr-defined]
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
-from numba.core.event import Event, Listener, install_listener
+from numba.core.event import Event, Listener, install_listener, register
 
 F = TypeVar("F", bound=Callable[..., Any])
 LATEST_NUMBA = (0, 68)
@@ -56,6 +57,29 @@ class _CalleeCompiler(Compiler):
         )
         result.target_context.insert_user_function(key, result.fndesc, [result.library])
         return result._replace(entry_point=key)
+
+
+class _CollectionPause(Listener):
+    """Pauses garbage collection, which finds little and takes a tenth of the time to compile."""
+
+    def __init__(self) -> None:
+        self._depth, self._was_enabled = 0, False
+
+    def on_start(self, event: Event) -> None:
+        """Pause at the outermost compilation; Numba's lock keeps other threads out."""
+        if self._depth == 0:
+            self._was_enabled = gc.isenabled()
+            gc.disable()
+        self._depth += 1
+
+    def on_end(self, event: Event) -> None:
+        """Collect garbage again after the outermost compilation."""
+        self._depth -= 1
+        if self._depth == 0 and self._was_enabled:
+            gc.enable()
+
+
+register("numba:compile", _CollectionPause())
 
 
 @contextmanager
