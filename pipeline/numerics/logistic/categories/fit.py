@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 
 _MIN_SPREAD = 1e-9
 _TINY = np.finfo(np.float64).tiny
-_BATCH_ENTRIES = 2**14  # planes of rows: 128 KiB per array
+_BATCH_ENTRIES = 2**16  # planes of rows: 512 KiB per array
 
 
 class PersonFit(NamedTuple):
