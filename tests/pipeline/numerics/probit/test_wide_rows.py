@@ -102,7 +102,7 @@ def test_wide_rows_do_not_compile_the_full_method():
 import numpy as np
 from pipeline.numerics.probit import expectation_propagation
 from tests.pipeline.numerics.probit.test_wide_rows import (
-    low_rank_model, probit_codes, rows_of, standard
+    low_rank_model, probit_codes, rows_of
 )
 rng = np.random.default_rng(0)
 weights, offsets = low_rank_model(rng, 1000, 3)
