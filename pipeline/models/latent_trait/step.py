@@ -146,7 +146,8 @@ def take_level_steps(
         for name in ("guessing", "slipping"):
             limit[design.find_offsets(name)] = MAX_LOGIT
     best = score(free)
-    for _ in range(_MAX_STEPS):
+    # Curves with asymptotes cost more than the passes that further steps would save.
+    for _ in range(1 if design.has_asymptotes else _MAX_STEPS):
         own_gradient, own_curvature = differentiate_log_prior(free, priors)
         curvature = prior + np.maximum(own_curvature, 0.0)
         step = _solve_for_step(design, move(free), own_gradient - prior * free, curvature)

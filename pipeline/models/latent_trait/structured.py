@@ -1303,7 +1303,7 @@ class StructuredTrait(LatentTrait):
             warnings = warn_about_known_offsets(*shift, is_known, self.structure.feature_names)
             state = state.with_warnings(warnings)
         found = dict(state.diagnostics["fit_statistics"])
-        if groups or has_items:
+        if groups or has_items or self._scale is not None:
             found.pop("marginal_reliability", None)  # it is for standard normal traits
         if not groups and self._has_structure:
             found |= describe_traits(state.params)
