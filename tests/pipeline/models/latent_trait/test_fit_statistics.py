@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from pipeline.models.latent_trait.levels.design import make_level_design
 from scipy.special import expit, logit
 
 from pipeline.models.latent_trait import standard_errors
+from pipeline.models.latent_trait.design import make_level_design
 from pipeline.models.latent_trait.em import ItemKind
 from pipeline.models.latent_trait.fit_statistics import FittedItems, compute_m2_fit
 from pipeline.models.latent_trait.item_fit import (
