@@ -251,6 +251,7 @@ def test_drift_of_polychoric_components_names_planes(
         assert len({name.partition(">=")[0] for name in pair["features"]}) == 2
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("model", "setting", "array", "shape"),
     [

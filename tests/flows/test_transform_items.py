@@ -41,6 +41,7 @@ def test_scores_are_those_of_mirt(cli, tmp_path) -> None:
     np.testing.assert_allclose(found["sd_1"], expected["EAP_SE"], atol=1e-5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("components", [1, 2])
 def test_exported_items_give_the_codes_of_the_fit(cli, folder, components: int) -> None:
     model = ("--model", "latent-trait", "--components", str(components), "--json")

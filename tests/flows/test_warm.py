@@ -101,8 +101,6 @@ def test_the_first_fit_announces_compilation_once(tmp_path: Path) -> None:
     assert NOTICE not in run(tmp_path / "compiled", *fit)
 
 
-def test_an_unknown_model_is_refused(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "flows.warm", "--model", "clipped-pcs"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "There is no model 'clipped-pcs'. Did you mean 'clipped-pca'?" in done.stderr
+def test_an_unknown_model_is_refused(cli: Any) -> None:
+    message = cli("warm", "--model", "clipped-pcs").check_refused()
+    assert "There is no model 'clipped-pcs'. Did you mean 'clipped-pca'?" in message

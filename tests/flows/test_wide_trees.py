@@ -21,6 +21,7 @@ def draw_chain(n_rows: int) -> np.ndarray:
     return (errors.cumsum(axis=1) % 2).astype(np.uint8)
 
 
+@pytest.mark.matrix
 def test_a_wide_tree_has_the_same_bytes_with_any_executor_and_start(cli) -> None:
     write_arrays(Path("d.zarr"), draw_chain(400))
     artifact = cli(*FIT, "--executor", "serial").json["artifact"]

@@ -541,9 +541,9 @@ def test_only_estimators_whose_models_weigh_rows_take_sample_weight() -> None:
 
 
 def test_no_number_of_components_lets_the_model_choose() -> None:
-    X = (np.random.default_rng(0).random((200, 4)) < 0.5).astype(float)
-    mixture = lb.TreeMixture(n_components=None, random_state=0).fit(X)
+    X = (np.random.default_rng(0).random((200, 6)) < 0.5).astype(float)
+    mixture = lb.BernoulliMixture(n_components=None, random_state=0).fit(X)
     assert mixture.fitted_.model.n_components is None
     assert len(mixture.fitted_.manifest["diagnostics"]["held_out_scores"]) > 1
-    again = lb.fit(X, "tree-mixture", components="auto", seed=mixture.seed_)
+    again = lb.fit(X, "bernoulli-mixture", components="auto", seed=mixture.seed_)
     np.testing.assert_array_equal(again.params.weights, mixture.weights_)

@@ -193,6 +193,7 @@ def test_the_scale_is_that_of_the_known_items(table: pd.DataFrame) -> None:
     assert_allclose(nats, expected, rtol=1e-7)
 
 
+@pytest.mark.matrix
 def test_two_traits_keep_the_axes_of_known_items(table: pd.DataFrame) -> None:
     """Traits in another order give the same fit in this order."""
     slopes = np.array([[1.1, 0.3], [0.2, 1.3]])

@@ -254,6 +254,7 @@ def test_continuous_items_have_groups(table: pd.DataFrame) -> None:
     assert found["scalar"][1] > 1.2 * found["scalar"][0]
 
 
+@pytest.mark.matrix
 def test_executors_give_the_same_bytes(table: pd.DataFrame) -> None:
     data = lb.from_dataframe(table, keep=["group"], continuous=["score"])
     fits = [
