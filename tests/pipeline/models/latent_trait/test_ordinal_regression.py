@@ -167,6 +167,7 @@ def test_codes_use_the_covariates_of_rows(table: pd.DataFrame) -> None:
     assert_allclose(np.diff(codes), 40 * fitted.params.coefficients[0, 0], rtol=1e-5)
 
 
+@pytest.mark.matrix
 def test_rows_far_from_the_mean_have_points_of_their_own(table: pd.DataFrame) -> None:
     age = (table["age"] - 40) / 10
     rng = np.random.default_rng(1)
