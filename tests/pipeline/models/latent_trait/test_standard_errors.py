@@ -12,17 +12,22 @@ from scipy.special import expit
 import latentbits as lb
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
-from pipeline.models.latent_trait import standard_errors
+from pipeline.models.latent_trait import errors, standard_errors, structured
 from pipeline.models.latent_trait.em import (
     NodeGrid,
     find_steep_features,
     make_params,
     turn_to_principal_axes,
 )
-from pipeline.models.latent_trait.levels import model as levels_model
 from pipeline.models.latent_trait.model import LatentTrait
 from tests.pipeline.models.latent_trait.test_model import fitted
 from tests.support.strategies import DenseData, make_memory_rows
+
+
+def limit_parameters(monkeypatch: pytest.MonkeyPatch, n_parameters: int) -> None:
+    """Compute errors by item from this number of parameters on."""
+    for module in (errors, structured):
+        monkeypatch.setattr(module, "MAX_PARAMETERS", n_parameters)
 
 
 def drawn(
@@ -145,7 +150,7 @@ def test_errors_of_many_ordered_items_are_those_of_the_full_information(
 ) -> None:
     dataset, settings = draw_levels(*data), {"components": 1, **settings}
     full = lb.fit(dataset, "latent-trait", **settings)
-    monkeypatch.setattr(levels_model, "MAX_PARAMETERS", 20)
+    limit_parameters(monkeypatch, 20)
     wide = lb.fit(dataset, "latent-trait", **settings)
     assert wide.warnings == full.warnings
     names = [name for name in vars(full.params) if name.endswith("_error")]
@@ -164,7 +169,7 @@ def test_errors_of_many_items_of_a_pattern_are_nearly_those_of_the_full_informat
     names = [f"x{i}" for i in range(40)]
     pattern = pd.DataFrame({"feature": names, "a": 1 - items, "b": items})
     full = lb.fit(dataset, "latent-trait", pattern=pattern).params
-    monkeypatch.setattr(levels_model, "MAX_PARAMETERS", 20)
+    limit_parameters(monkeypatch, 20)
     wide = lb.fit(dataset, "latent-trait", pattern=pattern).params
     for name in ("weights_error", "offsets_error", "trait_covariance_error"):
         np.testing.assert_allclose(getattr(wide, name), getattr(full, name), rtol=0.06)
@@ -173,7 +178,7 @@ def test_errors_of_many_items_of_a_pattern_are_nearly_those_of_the_full_informat
 def test_many_ordered_items_with_sampling_weights_have_no_errors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(levels_model, "MAX_PARAMETERS", 5)
+    limit_parameters(monkeypatch, 5)
     dataset = draw_levels([3] * 6, 1, 200)
     fitted = lb.fit(dataset, "latent-trait", components=1, weight="w", weights="sampling")
     assert fitted.params.weights_error is None
