@@ -117,6 +117,8 @@ def test_standard_errors_may_be_unknown_and_large(
     name: str, value: float, is_allowed: bool
 ) -> None:
     artifact = make_mixture()
-    artifact[name] = np.full((2, 2, 4) if name.endswith("interval") else (2, 4), value)
+    shapes = {"probabilities_error": (2, 4), "probabilities_interval": (2, 2, 4)}
+    artifact |= {error: np.ones(shape) for error, shape in shapes.items()}
+    artifact |= {"weights_error": np.ones(2), name: np.full(shapes[name], value)}
     with nullcontext() if is_allowed else pytest.raises(FitError, match=rf"The entry {name}\[0"):
         model_from_artifact(artifact)
