@@ -260,6 +260,7 @@ def test_features_without_information_have_no_standard_errors() -> None:
     assert_array_equal(np.isnan(params.loadings_error[:, 0]), np.isin(np.arange(8), [0, 1, 3, 4]))
 
 
+@pytest.mark.matrix
 def test_null_spectra_are_those_of_permuted_rows() -> None:
     rng = np.random.default_rng(5)
     X, _ = draw_rows(300, 5)

@@ -365,6 +365,7 @@ def test_a_fit_is_not_below_the_truth(design: str) -> None:
     assert nats[0] == pytest.approx(state.history[-1], abs=1e-4)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("design", ["complete", "two forms, 2 features link"])
 def test_more_hidden_units_end_with_exact_passes(design: str) -> None:
     """By enumeration, with as many hidden units as a fit has by default."""

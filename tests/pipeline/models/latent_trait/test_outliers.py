@@ -259,6 +259,7 @@ def test_nodes_suffice_if_values_are_missing(q: int, slope: float, share: float)
     assert fitted.objective * len(X) == pytest.approx(nats.sum(), abs=1e-3)
 
 
+@pytest.mark.matrix
 def test_nodes_suffice_for_many_rows_without_missing_values() -> None:
     rng = np.random.default_rng(1)
     eta = rng.standard_normal((20_000, 1)) * rng.uniform(0.8, 3, 8) + rng.normal(0, 1, 8)
