@@ -10,6 +10,7 @@ import pytest
 
 import latentbits as lb
 from flows.evaluating import stages
+from pipeline.params import get_array
 from storage.artifacts.artifacts import load_artifact
 from storage.codes.codes import open_codes
 from storage.dataset.dataset import open_dataset
@@ -57,7 +58,7 @@ def test_a_fit_its_codes_and_its_tables(plain_cli, people: pd.DataFrame, tmp_pat
     data = lb.from_dataframe(people, continuous=["age", "income"], levels=ANSWERS)
     fitted = lb.fit(data, "clipped-pca")
     for name in ("correlation", "loadings", "means", "scales", "thresholds"):
-        np.testing.assert_array_equal(stored[name], getattr(fitted.params, name))
+        np.testing.assert_array_equal(stored[name], get_array(fitted.params, name))
     words = ["--artifact", "a", "--executor", "serial"]
     done = plain_cli("transform", "--dataset", "d.zarr", *words, "--output", "c.csv")
     assert done.code == 0, done.err
@@ -290,7 +291,7 @@ def test_latent_classes_of_measurements(plain_cli, people, tmp_path: Path) -> No
     data = lb.from_dataframe(people, continuous=["age", "income"], levels=ANSWERS)
     fitted = lb.fit(data, "bernoulli-mixture", components=2)
     for name in ("probabilities", "means", "deviations", "means_error"):
-        np.testing.assert_array_equal(stored[name], getattr(fitted.params, name))
+        np.testing.assert_array_equal(stored[name], get_array(fitted.params, name))
     done = plain_cli("export", "--artifact", "m", "--what", "items", "--output", "i.csv")
     assert done.code == 0, done.err
     items = pd.read_csv(tmp_path / "i.csv").set_index("feature")
