@@ -394,6 +394,7 @@ def test_kinds_of_rows_that_differ_only_in_dependence_are_found() -> None:
     assert found >= expected
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("design", ["20 % missing", "two forms, 2 features link"])
 def test_two_trees_are_found_in_incomplete_rows(design: str) -> None:
     truth, rng = draw_params(SEVERAL, 2, seed=1), np.random.default_rng(1)
@@ -497,6 +498,7 @@ def test_a_fit_to_a_sample_has_the_tree_of_the_model(sizes: tuple[int, ...]) -> 
     assert edges[0] == edges[1]
 
 
+@pytest.mark.matrix
 def test_components_of_a_sample_are_found() -> None:
     params = draw_params(BINARY, 2, seed=6)
     X = TreeMixture().sample(params, 20_000, np.random.default_rng(0))
