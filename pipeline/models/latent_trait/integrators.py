@@ -1,4 +1,6 @@
-"""How the traits of rows are integrated out: E-steps, and sums for standard errors.
+"""How the traits of rows are integrated out: E-steps, sums for standard errors, codes.
+
+During a fit:
 
 ==================  ===============================  ==============================================
 integrator          keys of the working state        rows
@@ -12,6 +14,10 @@ bifactor            `loads`                          binary items of a bifactor 
 
 Every E-step returns the sums of `LevelSums`: expected counts of levels at nodes, or an expected
 log-likelihood that is quadratic in the forms.
+
+After a fit, `integrate_rows` integrates over up to 3 traits, or those of a bifactor pattern, by
+quadrature. With more traits, codes are by expectation propagation, and log-likelihoods by
+importance sampling.
 """
 
 from __future__ import annotations
@@ -24,8 +30,10 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
+from pipeline.models.capabilities import LogLikelihood
 from pipeline.models.latent_trait.bifactor_information import summarize_bifactor_information
 from pipeline.models.latent_trait.em import (
+    ItemKind,
     LatentTraitParams,
     blocks_from_working,
     checks_from_working,
@@ -49,8 +57,10 @@ from pipeline.models.latent_trait.standard_errors import (
 from pipeline.models.state import Arrays
 from pipeline.numerics.logistic.bifactor import (
     TraitBlocks,
+    bifactor_posterior,
     estimate_bifactor_e_step,
     estimate_bifactor_scores,
+    find_trait_blocks,
 )
 from pipeline.numerics.logistic.categories.curves import LevelItems
 from pipeline.numerics.logistic.categories.e_step import sum_level_statistics
@@ -58,6 +68,7 @@ from pipeline.numerics.logistic.categories.fit import sum_residuals
 from pipeline.numerics.logistic.categories.row_posteriors import (
     SharedNodes,
     compute_level_node_posterior,
+    compute_row_posterior,
 )
 from pipeline.numerics.logistic.categories.scores import (
     LevelSums,
@@ -66,9 +77,11 @@ from pipeline.numerics.logistic.categories.scores import (
     sum_level_blocks,
     sum_level_scores,
 )
-from pipeline.numerics.logistic.latent_nodes import Nodes
+from pipeline.numerics.logistic.centred_points import RowPosterior, posterior_by_sampling
+from pipeline.numerics.logistic.latent_nodes import MAX_COMPONENTS, Nodes
 from pipeline.numerics.logistic.lattice_nodes import MAX_MEAN_REACH
 from pipeline.numerics.logistic.lattice_posterior import posterior_on_lattice
+from pipeline.numerics.logistic.logistic_sites import ep_posterior
 from pipeline.numerics.logistic.newton_step import unpack_triangles
 from pipeline.numerics.logistic.trait_scores import (
     RowRegression,
@@ -322,3 +335,41 @@ def convert_information(sums: Sums, jacobian: Matrix) -> Sums:
     if isinstance(sums, ClusteredSums):
         return replace(sums, values=values, scores=sums.scores @ jacobian)
     return replace(sums, values=values)
+
+
+def integrate_rows(
+    params: LatentTraitParams, items: ItemKind, block: BinaryBlock
+) -> RowPosterior | None:
+    """Integrate over u, see `TraitGroup`, of each row by quadrature; None with too many traits."""
+    X, observed = unpack_answers(params, block)
+    group = params.get_group(block.segment)
+    own = group.standardize(params.get_level_items(items, block.segment))
+    if params.weights.shape[1] <= MAX_COMPONENTS:
+        row_means = group.compute_row_means(block.covariates)
+        return compute_row_posterior(X, observed, own, row_means)
+    if (blocks := find_trait_blocks(params.weights != 0)) is None:
+        return None
+    return bifactor_posterior(X, observed, own.weights, own.offsets, blocks)
+
+
+def compute_codes(
+    params: LatentTraitParams, items: ItemKind, block: BinaryBlock
+) -> tuple[Array, Array]:
+    """Return the posterior means of the traits, (n_samples, q), and covariances."""
+    posterior, group = integrate_rows(params, items, block), params.get_group(block.segment)
+    if posterior is not None:
+        return group.to_traits(posterior.mean, posterior.covariance)
+    gaussians = ep_posterior(*unpack_answers(params, block), *group.items)
+    return group.to_traits(gaussians.mean, gaussians.covariance)
+
+
+def compute_log_likelihood(
+    params: LatentTraitParams, items: ItemKind, block: BinaryBlock, rng: RowRandom
+) -> LogLikelihood:
+    """Return log P(t) of each row, and its errors."""
+    if (posterior := integrate_rows(params, items, block)) is not None:
+        nats, error = posterior.log_likelihood, posterior.standard_error
+        return LogLikelihood(nats, np.zeros_like(nats), integration_error=error)
+    group_items = params.get_group(block.segment).items
+    sampled = posterior_by_sampling(*unpack_answers(params, block), group_items, rng, block.rows)
+    return LogLikelihood(sampled.log_likelihood, sampled.standard_error)

@@ -99,7 +99,7 @@ from pipeline.models.latent_trait.em import (
     use_last_lattice,
     variational_posterior,
 )
-from pipeline.models.latent_trait.integrals import compute_codes, compute_log_likelihood
+from pipeline.models.latent_trait.integrators import compute_codes, compute_log_likelihood
 from pipeline.models.latent_trait.item_fit import add_fit_statistics, make_binary_items
 from pipeline.models.latent_trait.item_priors import (
     DEFAULT_ASYMPTOTE_PRIOR,
