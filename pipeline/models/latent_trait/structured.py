@@ -385,7 +385,8 @@ class StructuredTrait(LatentTrait):
                 self._asymptote_kinds,
             )
         forms = self._kept_designs[key]
-        return FitDesign(forms, self._trait_design, self.items, self._scale)
+        traits = replace(self._trait_design, n_components=q)  # which a fit may have chosen
+        return FitDesign(forms, traits, self.items, self._scale)
 
     def _name_items(self, items: Sequence[int] | Indices) -> tuple[str, ...]:
         """Return the names of items: an index in a message would stand for a plane."""
