@@ -42,13 +42,14 @@ def _is_setting(name: str) -> bool:
     """
     from pipeline.fitting.prepare import FitRequest  # slow to import
     from pipeline.models.base import Model
+    from pipeline.models.settings import list_settings
 
     if any(name in own.metadata.get("options", [own.name]) for own in fields(FitRequest)):
         return False
     kinds: list[type] = [Model]
     for kind in kinds:  # which grows
         kinds += kind.__subclasses__()
-    return any(name in getattr(kind, "__dataclass_fields__", ()) for kind in kinds)
+    return any(name == own.name for kind in kinds for own in list_settings(kind))
 
 
 def format_error(error: BaseException) -> str:
