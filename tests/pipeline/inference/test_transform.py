@@ -93,6 +93,11 @@ def test_all_rows_are_kept_without_a_split() -> None:
     assert count_split_rows(make_memory_rows(drawn(), [200, 300]).read, 1) == 300
 
 
+@dataclass(frozen=True)
+class NoParams:
+    """Parameters without arrays."""
+
+
 def test_axes_are_named_as_the_model_declares() -> None:
     class Wide(Plain):
         codes: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -111,7 +116,7 @@ def test_axes_are_named_as_the_model_declares() -> None:
                 "label": np.zeros(n, np.int64),
             }
 
-    assert describe_codes(Wide(), None, 3, "float32") == {
+    assert describe_codes(Wide(), NoParams(), 3, "float32") == {
         "mean": (("component",), (3,), "float32"),
         "covariance": (("component", "component_j"), (3, 3), "float32"),
         "layer": (("feature",), (3,), "float32"),
