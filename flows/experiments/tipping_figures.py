@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
-from contourpy import contour_generator
 from numpy.typing import NDArray
 
 from flows.experiments.base import Array
@@ -230,6 +229,8 @@ def plot_posteriors(
     mean, covariance
         Mean and covariance of the Gaussian, (2,) and (2, 2).
     """
+    from contourpy import contour_generator  # of the extra `report`
+
     exact, gaussian = COLOURS[:2]
     generator: Any = contour_generator(x, y, density)
     outlines = [line for level in _compute_levels(density) for line in generator.lines(level)]

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from contourpy import contour_generator
 from numpy.typing import NDArray
 
 from flows.cli.summary import join_names
@@ -350,6 +349,8 @@ def find_even_odds_lines(x: Array, y: Array, probabilities: Array) -> list[EvenO
     probabilities
         P(feature = 1) on the grid, (n_features, n_y, n_x).
     """
+    from contourpy import contour_generator  # of the extra `report`
+
     lines = []
     for i in np.argsort(-np.ptp(probabilities, axis=(1, 2)), kind="stable"):
         pieces: Any = contour_generator(x, y, probabilities[i]).lines(0.5)
