@@ -94,6 +94,7 @@ MAX_INTEGRATION_ERROR = 1e-3
 _LATTICE_DECAY = {1: 12.7, 2: 14.5}
 _MIN_SHARE = 1e-9  # of the information that a row's values leave; below, it is rounding
 _EVEN_STRETCH, _MAX_EVEN_STRETCH = 0.9, 1.4  # of the distances of equally spaced nodes
+_MIN_RATIO = 0.6  # of them to those before, in a stage with more nodes
 # Of the error of fewer centred nodes; of one stage, and at most if the changes fall that slowly.
 _ERROR_RATIO, _MAX_ERROR_RATIO = 1 / 11, 0.9
 MAX_SLOPE = 20.0  # longer weights count as diverging: such steep curves look like steps
@@ -1039,7 +1040,11 @@ def _add_even_nodes(
     ratio = math.log(error / statistics.weight) / math.log(
         MAX_INTEGRATION_ERROR / statistics.weight
     )
-    finer = _begin_even_stage(state, items, stretch * min(max(ratio, 0.6), 0.95))
+    # Posteriors that are still far too narrow would need more and more nodes.
+    is_hopeless = ratio < _MIN_RATIO and stretch < _EVEN_STRETCH
+    finer = None
+    if not is_hopeless or state.auxiliary["diverging"].size:
+        finer = _begin_even_stage(state, items, stretch * min(max(ratio, _MIN_RATIO), 0.95))
     if finer is None or finer.working["node_spacing"] >= 0.99 * state.working["node_spacing"]:
         # Few nodes of its own do not suit a row whose curves are steps.
         return None if state.auxiliary["diverging"].size else _begin_own_stage(state)

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from numpy.typing import NDArray
+from scipy.special import logsumexp
 
 import latentbits as lb
 from pipeline.executors.base import SerialExecutor
@@ -190,3 +191,23 @@ def test_draws_that_cannot_estimate_the_scale_say_so() -> None:
     settings: dict[str, Any] = {"prior_precision": 10.0, "estimator": "sampling"}
     fitted = lb.fit(table, "latent-trait", components=1, **settings)
     assert any("stretches the traits" in text for text in fitted.warnings)
+
+
+@pytest.mark.matrix
+def test_posteriors_far_narrower_than_nodes_have_their_own() -> None:
+    """Shared nodes would have to become finer in stage after stage."""
+    rng, n, p = np.random.default_rng(0), 24, 1500
+    x = rng.standard_normal(n)
+    logits = x[:, None] * rng.uniform(2.0, 6.0, p) + 2 * rng.standard_normal(p)
+    X = (logits + rng.logistic(size=(n, p)) > 0).astype(np.uint8)
+    observed = (rng.random((n, p)) < 0.9).astype(np.uint8)
+    data = DenseData(X & observed, observed)
+    model = LatentTrait(n_components=1, prior_precision=1.0, constant_features="pin")
+    state = fit_model(model, make_memory_rows(data), SerialExecutor())
+    assert state.diagnostics["nodes_are_centred"]
+    grid = np.linspace(-6, 6, 6001)[:, None]
+    eta = grid @ state.params.weights.T + state.params.offsets
+    log_p = (X & observed) @ eta.T - observed @ np.logaddexp(0, eta).T - grid[:, 0] ** 2 / 2
+    expected = logsumexp(log_p, axis=1).sum() + n * np.log(0.002 / np.sqrt(2 * np.pi))
+    found = state.diagnostics["fit_statistics"]["log_likelihood"]
+    assert found == pytest.approx(expected, abs=1e-3)
