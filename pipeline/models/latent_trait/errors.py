@@ -23,8 +23,13 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.models.latent_trait.design import LevelDesign
-from pipeline.models.latent_trait.em import LatentTraitParams
-from pipeline.models.latent_trait.forms import Matrix, map_to_items, map_to_thresholds
+from pipeline.models.latent_trait.em import ItemKind, LatentTraitParams
+from pipeline.models.latent_trait.forms import (
+    Matrix,
+    map_to_items,
+    map_to_thresholds,
+    stack_forms,
+)
 from pipeline.models.latent_trait.group_design import (
     GroupDesign,
     factorize,
@@ -77,7 +82,7 @@ class FitDesign(NamedTuple):
 
     forms: LevelDesign
     traits: GroupDesign
-    kind: Any
+    kind: ItemKind
     scale: Array | None
 
     @property
@@ -104,8 +109,7 @@ class FitDesign(NamedTuple):
 
     def list_forms(self, params: LatentTraitParams) -> Array:
         """Return the forms of all groups as functions of x, (n_groups, n_forms, q + 1)."""
-        groups = range(self.forms.n_groups)
-        return np.stack([params.get_level_items(self.kind, g).to_forms() for g in groups])
+        return stack_forms(params, self.kind, self.forms.n_groups)
 
     def center(self, params: LatentTraitParams) -> tuple[Array, Regression]:
         """Return forms and traits for standardized covariates, and their coefficients."""

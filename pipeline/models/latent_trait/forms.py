@@ -65,6 +65,12 @@ def with_forms(params: LatentTraitParams, forms: Array, kind: ItemKind) -> Laten
     return replace(params, deviations=gaussians.with_forms(forms[n:]).deviations)
 
 
+def stack_forms(params: LatentTraitParams, kind: ItemKind, n_groups: int) -> Array:
+    """Return the forms of all groups as functions of x, (n_groups, n_forms, q + 1)."""
+    groups = range(n_groups)
+    return np.stack([params.get_level_items(kind, group).to_forms() for group in groups])
+
+
 def make_level_params(
     forms: Array, features: Sequence[Feature], kind: ItemKind
 ) -> LatentTraitParams:

@@ -25,6 +25,7 @@ from numba import njit
 from numpy.typing import NDArray
 from scipy.special import expit
 
+from pipeline.errors import FitError
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.numerics.intrinsics import wide_vectors
 from pipeline.numerics.logistic.centred_nodes import (
@@ -148,6 +149,35 @@ def make_lattice(
     return Lattice(spacing, math.floor(reach / spacing), n_components)
 
 
+def weigh_points(points: Floats) -> Nodes:
+    """Return points, (n_nodes, q), with weights in proportion to the density of N(0, I)."""
+    log_density = -0.5 * (points**2).sum(axis=1)
+    return Nodes(points, log_density - scipy.special.logsumexp(log_density))
+
+
+def list_shared_nodes(weights: Floats, offsets: Floats) -> Nodes:
+    """Return all nodes of the lattice of these items: rows may be far from the mean.
+
+    They suit items with asymptotes too. Asymptotes only make an item less informative, and log P
+    and log Q have their singularities at the same distance π / slope from the axis (where σ(η) is
+    negative, exp(η) is, so that Im η = π).
+
+    Raises
+    ------
+    FitError
+        If there would be too many nodes.
+    """
+    lattice = choose_lattice(weights, offsets)
+    if lattice is None:
+        raise FitError("The items are too steep for the nodes of the trait.")
+    return weigh_points(np.ascontiguousarray(lattice.list_points().T))
+
+
+def make_even_nodes(n_nodes: int) -> Nodes:
+    """Return equally spaced nodes of one trait within 8 standard deviations."""
+    return weigh_points(np.linspace(-_REACH[1], _REACH[1], n_nodes)[:, None])
+
+
 def list_lattice_nodes(weights: Floats, offsets: Floats) -> Nodes | None:
     """Return nodes shared by all rows, or None if there would be many.
 
@@ -157,8 +187,7 @@ def list_lattice_nodes(weights: Floats, offsets: Floats) -> Nodes | None:
         return None
     for stretch in (1.0, _SHARED_STRETCH):
         points = np.ascontiguousarray(lattice.stretch(stretch).list_points().T)
-        log_density = -0.5 * (points**2).sum(axis=1)
-        nodes = drop_light_nodes(Nodes(points, log_density - scipy.special.logsumexp(log_density)))
+        nodes = drop_light_nodes(weigh_points(points))
         if len(nodes.points) <= _MAX_SHARED_NODES:
             return nodes
     return None
@@ -179,9 +208,7 @@ def list_even_nodes(
     lattice = min(found, key=lambda lattice: lattice.spacing).stretch(stretch)
     if (2 * lattice.reach) ** lattice.n_components > 4 * max_nodes:
         return None
-    points = np.ascontiguousarray(lattice.list_points().T)
-    log_density = -0.5 * (points**2).sum(axis=1)
-    nodes = Nodes(points, log_density - scipy.special.logsumexp(log_density))
+    nodes = weigh_points(np.ascontiguousarray(lattice.list_points().T))
     if lattice.n_components > 1:
         nodes = drop_light_nodes(nodes, _NEGLIGIBLE_MASS)
     return (nodes, lattice.spacing) if len(nodes.points) <= max_nodes else None

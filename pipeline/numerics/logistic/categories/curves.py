@@ -40,7 +40,7 @@ from pipeline.numerics.logistic.latent_nodes import (
     drop_light_nodes,
     gauss_hermite,
 )
-from pipeline.numerics.logistic.lattice_nodes import Lattice, make_lattice
+from pipeline.numerics.logistic.lattice_nodes import Lattice, make_lattice, weigh_points
 
 Answers = NDArray[Any]
 """Bits of planes, uint8; with continuous items, float64 with their values next to the bits."""
@@ -377,8 +377,7 @@ def make_level_nodes(
         return Nodes(np.zeros((1, items.weights.shape[1])), np.zeros(1)), math.inf
     lattice = choose_level_lattice(items, stretch, mean_reach)
     points = np.ascontiguousarray(lattice.list_points().T)
-    log_density = -0.5 * (points**2).sum(axis=1)
-    nodes = Nodes(points, log_density - scipy.special.logsumexp(log_density))
+    nodes = weigh_points(points)
     if points.shape[1] == 1:
         return nodes, lattice.spacing
     if not mean_reach:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from pipeline.numerics.logistic.asymptote_posterior import make_even_nodes
 from pipeline.numerics.logistic.asymptote_scores import (
     AsymptoteItems,
     sum_asymptote_cluster_scores,
@@ -14,6 +13,7 @@ from pipeline.numerics.logistic.asymptote_scores import (
 )
 from pipeline.numerics.logistic.asymptotes import Asymptotes
 from pipeline.numerics.logistic.centred_points import TraitItems
+from pipeline.numerics.logistic.lattice_nodes import make_even_nodes
 
 ITEMS = TraitItems(np.array([[1.2], [-0.8], [2.0]]), np.array([0.3, -1.0, 0.5]))
 ASYMPTOTES = Asymptotes(np.array([0.2, 0.1, 0.15]), np.array([0.05, 0.3, 0.1]))
