@@ -60,7 +60,6 @@ from numpy.typing import NDArray
 from scipy.special import expit, logit
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.data.covariates import Covariates
 from pipeline.data.features import find_first_planes
 from pipeline.errors import LEAVE_OUT, FitError, FitWarning
 from pipeline.executors.base import MapFunction
@@ -107,6 +106,7 @@ from pipeline.models.latent_trait.forms import (
     convert_forms,
     make_first_forms,
     map_to_thresholds,
+    stack_forms,
     with_forms,
 )
 from pipeline.models.latent_trait.group_design import (
@@ -171,7 +171,6 @@ from pipeline.models.latent_trait.starts import convert_to_slopes
 from pipeline.models.latent_trait.step import ItemGroup, take_level_steps
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure, add_structure
-from pipeline.numerics.logistic.asymptote_posterior import make_even_nodes, make_shared_nodes
 from pipeline.numerics.logistic.asymptotes import MAX_LOGIT, from_logits, to_logits
 from pipeline.numerics.logistic.bifactor import TraitBlocks
 from pipeline.numerics.logistic.categories.curves import (
@@ -191,7 +190,11 @@ from pipeline.numerics.logistic.categories.scores import (
 from pipeline.numerics.logistic.centred_points import TraitItems
 from pipeline.numerics.logistic.information import find_reversed_items
 from pipeline.numerics.logistic.latent_nodes import MAX_COMPONENTS, Nodes
-from pipeline.numerics.logistic.lattice_nodes import MAX_MEAN_REACH
+from pipeline.numerics.logistic.lattice_nodes import (
+    MAX_MEAN_REACH,
+    list_shared_nodes,
+    make_even_nodes,
+)
 from pipeline.numerics.logistic.parameter_expansion import estimate_trait_gaussian
 from pipeline.numerics.logistic.trait_scores import RowRegression
 from pipeline.passes.task_sizes import WorkEstimate
@@ -288,11 +291,6 @@ class StructuredTrait(LatentTrait):
     def _blocks(self) -> TraitBlocks | None:
         """The blocks of items of a bifactor pattern, or None if they save no integrals."""
         return reduce_pattern(self.structure, self.correlations) if self._is_binary else None
-
-    @property
-    def _covariates(self) -> Covariates:
-        assert self.structure.covariates is not None
-        return self.structure.covariates
 
     @property
     def _scale(self) -> Array | None:
@@ -677,7 +675,7 @@ class StructuredTrait(LatentTrait):
         if self.nodes:
             return make_even_nodes(self.nodes)
         groups = (group.items for group in map(params.get_group, range(self.n_groups)))
-        all_nodes = (make_shared_nodes(margin * w, margin * b) for w, b in groups)
+        all_nodes = (list_shared_nodes(margin * w, margin * b) for w, b in groups)
         return max(all_nodes, key=lambda nodes: len(nodes.points))
 
     def _get_items(self, params: LatentTraitParams, group: int = 0) -> LevelItems:
@@ -686,8 +684,7 @@ class StructuredTrait(LatentTrait):
 
     def _stack_forms(self, params: LatentTraitParams) -> Array:
         """Return the forms of all groups as functions of x, (n_groups, n_forms, q + 1)."""
-        groups = range(self.n_groups)
-        return np.stack([params.get_level_items(self.items, g).to_forms() for g in groups])
+        return stack_forms(params, self.items, self.n_groups)
 
     def _list_group_items(self, params: LatentTraitParams) -> list[TraitItems]:
         return [params.get_group(group).items for group in range(self.n_groups)]
@@ -1147,6 +1144,10 @@ class StructuredTrait(LatentTrait):
         """Return why there are no standard errors of many parameters; empty if there are."""
         if state.auxiliary["has_sampling_weights"]:
             return "sampling weights"
+        has_several = state.params.weights.shape[1] > 1
+        if has_several and self.n_groups > 1 and self._trait_design.is_rotatable:
+            # The rows do not inform about rotations, and errors by item would take noise for that.
+            return "groups with several traits"
         if self._blocks is not None:
             return "a bifactor pattern"
         if self.has_asymptotes:

@@ -139,13 +139,14 @@ _MATRIX = pytest.mark.matrix
         pytest.param(([3] * 40, 1, 300), {"prior_precision": 1.0}, marks=_MATRIX),
         pytest.param(([3] * 40, 1, 600, 5), {}, marks=_MATRIX),
         pytest.param(([3] * 40, 2, 600), {"components": 2}, marks=_MATRIX),
+        (([2] * 40, 1, 400), {"group": "group"}),
         pytest.param(([3] * 40, 1, 600), {"group": "group"}, marks=_MATRIX),
         pytest.param(
             ([3] * 40, 1, 600), {"group": "group", "invariance": "configural"}, marks=_MATRIX
         ),
     ],
 )
-def test_errors_of_many_ordered_items_are_those_of_the_full_information(
+def test_errors_of_many_items_with_structure_are_those_of_the_full_information(
     data: tuple[Any, ...], settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset, settings = draw_levels(*data), {"components": 1, **settings}
@@ -158,6 +159,17 @@ def test_errors_of_many_ordered_items_are_those_of_the_full_information(
         if (expected := getattr(full.params, name)) is not None:
             found = getattr(wide.params, name)
             np.testing.assert_allclose(found, expected, rtol=0.03, err_msg=name)
+
+
+@pytest.mark.parametrize("n_levels", [2, 3])
+def test_many_items_of_several_traits_in_groups_have_no_errors(
+    n_levels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_parameters(monkeypatch, 20)
+    dataset = draw_levels([n_levels] * 12, 2, 400)
+    fit = lb.fit(dataset, "latent-trait", components=2, group="group", max_iter=5)
+    assert fit.params.weights_error is None
+    assert any("20 parameters and groups with several traits" in text for text in fit.warnings)
 
 
 @pytest.mark.matrix
