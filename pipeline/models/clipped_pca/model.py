@@ -345,6 +345,9 @@ class ClippedPCA(Model):
         """
         if isinstance(first, MeasuredCounts):
             check_numbers(first, self.structure.features, accept_constant=True)
+        level_rows = None
+        if self.first_planes is not None:  # refuses a feature without values, by its name
+            level_rows = count_level_rows(first, self._ordinal_features)
         observed, ones = pool_margins(first)
         params = self._make_first_params(first, _compute_thresholds(observed, ones))
         self._check_size(len(params.loadings))
@@ -380,10 +383,9 @@ class ClippedPCA(Model):
             warnings=self._warn_about_constants(constant)
             + warn_about_margins(self.estimator, ones / observed),
         )
-        if self.first_planes is None:
+        if level_rows is None:
             return state
         consequence = "the fit gives these levels a probability of 0 or nearly 0"
-        level_rows = count_level_rows(first, self._ordinal_features)
         state = state.with_warnings(make_empty_level_warnings(level_rows, consequence))
         return state.with_feature_names([feature.name for feature in self._ordinal_features])
 
