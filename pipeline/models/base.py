@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
@@ -87,6 +87,10 @@ class Model(HasStructure, Protocol):
 
     def __post_init__(self) -> None:
         check_settings(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what goes to workers: not what the model has computed for itself."""
+        return {own.name: getattr(self, own.name) for own in fields(self)}
 
     def with_structure(self, structure: Structure) -> Self:
         """Return the model that a fit with this structure uses.

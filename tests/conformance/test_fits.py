@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,9 +51,11 @@ def test_chunks_do_not_matter(facts: Facts, draw: st.DataObject) -> None:
 def test_threads_give_the_bytes_of_serial(facts: Facts) -> None:
     rows = in_chunks(facts, 20)
     model = facts.make_brief(5, n_components=None)
+    before = pickle.dumps(model)
     serial, threads = (
         fit_model(model, rows, executor) for executor in (SERIAL, ThreadsExecutor(3))
     )
+    assert pickle.dumps(model) == before  # as each pass sends it to worker processes
     assert threads.history == serial.history
     for key, values in params_of(serial).items():
         assert params_of(threads)[key].tobytes() == values.tobytes(), key

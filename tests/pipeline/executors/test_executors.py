@@ -21,6 +21,7 @@ import pytest
 from distributed import Client, LocalCluster, Scheduler, SchedulerPlugin
 from threadpoolctl import ThreadpoolController, threadpool_limits
 
+from pipeline.data.features import Feature
 from pipeline.errors import FitError
 from pipeline.executors.base import (
     SerialExecutor,
@@ -33,11 +34,13 @@ from pipeline.fitting.loop import collect_pass_statistics, fit_model
 from pipeline.models.clipped_pca import ClippedPCA
 from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.state import FitState
+from pipeline.models.structure import Structure
 from pipeline.passes.map_reduce import CHUNKS_PER_GROUP
 from pipeline.statistics.counts import PairCounts
 from storage.dataset.dataset import BinaryDataset
 from tests.support.clusters import DeadlyReader, EndlessTask, LoggedReader, SlowReader
 from tests.support.data import draw_probit_rows, make_test_row_source, write_arrays
+from tests.support.strategies import DenseData, make_memory_rows
 
 N_CHUNKS = 100
 
@@ -92,6 +95,23 @@ def test_one_worker_process_gives_the_bytes_of_serial(dataset, expected):
         Client(cluster) as client,
     ):
         assert loadings(dataset, DaskExecutor(client)) == expected
+
+
+def test_groups_with_levels_have_the_bytes_of_serial_on_workers(three_workers):
+    rng = np.random.default_rng(0)
+    group = np.arange(400) % 2
+    y = rng.standard_normal((400, 1)) + group[:, None] + rng.logistic(size=(400, 5))
+    features = tuple(Feature(f"i{k}", ("low", "middle", "high")) for k in range(5))
+    planes = np.stack([y > -1, y > 1], axis=2).reshape(400, 10).astype(np.uint8)
+    rows = make_memory_rows(DenseData(planes, segments=group))
+    structure = Structure(groups=("a", "b"), features=features)
+    model = LatentTrait(n_components=1, tol=1e-5).with_structure(structure)
+    serial, processes = (
+        fit_model(model, rows, executor).params
+        for executor in (SerialExecutor(), DaskExecutor(three_workers))
+    )
+    for name in ("group_level_offsets", "trait_mean", "weights_error"):
+        assert getattr(processes, name).tobytes() == getattr(serial, name).tobytes()
 
 
 @pytest.mark.matrix
