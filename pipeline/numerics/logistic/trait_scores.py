@@ -310,7 +310,7 @@ def _iter_scores(
     """Compute the scores of some rows at a time at the points of their posteriors."""
     (n_features, q), mask = weights.shape, np.ones_like(X) if observed is None else observed
     rule, free = choose_point_rule(n_features, q), np.column_stack([weights, offsets])
-    polynomials = evaluate_polynomials(rule.points) if n_features > _SOME_ITEMS else None
+    polynomials = choose_polynomials(rule, n_features)
     n_rows = max(1, _BATCH_ENTRIES // (len(rule.points) * n_features))
     for start in range(0, len(X), n_rows):
         check_cancelled()
@@ -324,12 +324,8 @@ def _iter_scores(
         centred = x if regression is None else x - regression.means[rows, None]
         share = compute_point_shares(log_joint, centred, rule)
         residual = ones[:, :, None] - sigma
-        mean = residual @ (share[:, :, None] * z)
-        if polynomials is None:
-            deviations = _centre_scores(residual, z, mean, share)
-        else:
-            deviations = project_scores(residual, z, share, polynomials)
-        mean = mean.reshape(len(mean), -1)
+        mean = (residual @ (share[:, :, None] * z)).reshape(len(residual), -1)
+        deviations = deviate_scores(residual, z, share, polynomials)
         deviations = deviations.reshape(*deviations.shape[:2], -1)
         if regression is not None:
             own = score_regression(centred, share, polynomials, regression.covariates[rows])
@@ -367,8 +363,18 @@ def score_regression(
     return of_mean, products.reshape(*deviations.shape[:2], -1)
 
 
-def _centre_scores(residual: Floats, z: Floats, mean: Floats, share: Floats) -> Singles:
-    """Return (s(x) − s_n) √share of each point."""
+def deviate_scores(
+    residual: Floats, z: Floats, share: Floats, polynomials: Floats | None
+) -> Singles:
+    """Return vectors whose products sum to Cov[s(x) | t_n], (n_rows, n_vectors, n, q + 1).
+
+    `residual` has the derivatives of the log-likelihood by n logits, (n_rows, n, n_points), and z
+    the points with their ones, (n_rows, n_points, q + 1). The vectors are c_k of all polynomials
+    but the constant one; without polynomials, (s(x) − s_n) √share of each point.
+    """
+    if polynomials is not None:
+        return _project_scores(residual, z, share, polynomials)
+    mean = residual @ (share[:, :, None] * z)
     scores = np.swapaxes(residual, 1, 2)[:, :, :, None].astype(np.float32)
     scores = scores * z[:, :, None].astype(np.float32)
     scores -= mean[:, None].astype(np.float32)
@@ -385,12 +391,7 @@ def _orthonormalize(share: Floats, polynomials: Floats) -> Floats:
     return orthonormal
 
 
-def project_scores(residual: Floats, z: Floats, share: Floats, polynomials: Floats) -> Singles:
-    """Return c_k of each polynomial but the constant one, (n_rows, n_polynomials − 1, n, q + 1).
-
-    `residual` has the derivatives of the log-likelihood by n logits, (n_rows, n, n_points), and z
-    the points with their ones, (n_rows, n_points, q + 1).
-    """
+def _project_scores(residual: Floats, z: Floats, share: Floats, polynomials: Floats) -> Singles:
     orthonormal = _orthonormalize(share, polynomials)
     factors = orthonormal[:, :, 1:, None] * z[:, :, None]
     scores = residual @ factors.reshape(*share.shape, -1)
@@ -411,13 +412,14 @@ def fill_row_curves(
         fill_node_curves(own, weights, offsets, points[n], sigma[n], reached[n])
 
 
-def count_score_vectors(n_features: int, q: int) -> int:
-    """Return the number of vectors that represent the distribution of a row's scores."""
-    return (
-        len(list_degrees(q))
-        if n_features > _SOME_ITEMS
-        else len(choose_point_rule(n_features, q)[0])
-    )
+def count_score_vectors(n_forms: int, q: int, n_points: int | None = None) -> int:
+    """Return the number of vectors that represent the distribution of a row's scores.
+
+    `n_points` are those of each row, by default of `choose_point_rule`.
+    """
+    if n_forms > _SOME_ITEMS:
+        return len(list_degrees(q))
+    return n_points or len(choose_point_rule(n_forms, q).points)
 
 
 def estimate_trait_scores(n_features: int, q: int, are_multiplied: bool) -> float:
@@ -431,6 +433,11 @@ def list_degrees(q: int) -> NDArray[np.int64]:
     """Return the degree of each polynomial in each component, (n_polynomials, q), 0 first."""
     degrees = np.array([d for d in np.ndindex(*[_DEGREE + 1] * q) if sum(d) <= _DEGREE])
     return degrees[np.argsort(degrees.sum(axis=1), kind="stable")]
+
+
+def choose_polynomials(rule: Nodes, n_forms: int) -> Floats | None:
+    """Return polynomials at the points of a rule; None if scores of so few forms are not smooth."""
+    return evaluate_polynomials(rule.points) if n_forms > _SOME_ITEMS else None
 
 
 def evaluate_polynomials(points: Floats) -> Floats:

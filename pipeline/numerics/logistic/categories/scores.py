@@ -71,11 +71,11 @@ from pipeline.numerics.logistic.trait_scores import (
     HasMoments,
     RowRegression,
     choose_point_rule,
+    choose_polynomials,
     compute_point_shares,
-    evaluate_polynomials,
-    list_degrees,
+    count_score_vectors,
+    deviate_scores,
     place_points,
-    project_scores,
     score_regression,
 )
 
@@ -550,8 +550,9 @@ def count_score_products(n_planes: Indices, n_free: int, n_nodes: int, q: int) -
     n_levels = int(count_item_levels(n_planes).sum())
     if n_levels <= _MAX_NODE_LEVELS and (n_planes > 0).all():
         return n_nodes * n_levels**2
-    n_probabilities: int = _POINTS_PER_AXIS[q] ** q * n_levels
-    return len(list_degrees(q)) * n_free**2 + _PRODUCTS_PER_PROBABILITY * n_probabilities
+    n_points: int = _POINTS_PER_AXIS[q] ** q
+    n_vectors = count_score_vectors(int(np.maximum(n_planes, 1).sum()), q, n_points)
+    return n_vectors * n_free**2 + _PRODUCTS_PER_PROBABILITY * n_points * n_levels
 
 
 def _sum_covariances(
@@ -565,9 +566,9 @@ def _sum_covariances(
     """Sum Cov[s | t_n] of rows times their weights on points of their posteriors."""
     q = items.weights.shape[1]
     rule = gauss_hermite(_POINTS_PER_AXIS[q], q)
-    total = np.zeros((jacobian.shape[1],) * 2)
+    total, singles = np.zeros((jacobian.shape[1],) * 2), jacobian.T.astype(np.float32)
     for part in _iter_deviations(answers, items, posterior, row_weights, regression, rule):
-        flat = jacobian.T @ part.deviations.T
+        flat = singles @ part.deviations.T
         total += flat @ flat.T
     return total
 
@@ -603,7 +604,7 @@ def _iter_deviations(
     """Yield the deviations of the scores of all rows, some at a time."""
     mean = posterior.mean
     n_items, n_planes = len(items.n_planes), len(items.offsets)
-    polynomials = evaluate_polynomials(rule.points)
+    polynomials = choose_polynomials(rule, n_planes + int(np.count_nonzero(items.n_planes == 0)))
     size = len(rule.points) * (n_planes + n_items) * int(items.n_planes.max(initial=1))
     n_rows = max(1, _BATCH_ENTRIES // size)
     for start in range(0, len(mean), n_rows):
@@ -618,7 +619,7 @@ def _iter_deviations(
         centred = x if regression is None else x - regression.means[rows, None]
         share = compute_point_shares(log_joint, centred, rule)
         z = np.concatenate([x, np.ones((*x.shape[:2], 1))], axis=2)
-        deviations = project_scores(residual, z, share, polynomials)
+        deviations = deviate_scores(residual, z, share, polynomials)
         deviations = deviations.reshape(*deviations.shape[:2], -1)
         if regression is not None:
             covariates = regression.covariates[rows]
