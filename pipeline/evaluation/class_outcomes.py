@@ -79,15 +79,6 @@ class OutcomeSums(CountStatistics):
             self.missing + other.missing,
         )
 
-    def to_arrays(self) -> Mapping[str, NDArray[Any]]:
-        """Raise, as these sums are never stored."""
-        raise NotImplementedError
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Raise, as these sums are never stored."""
-        raise NotImplementedError
-
 
 def _merge_tables(a: OutcomeTable, b: OutcomeTable) -> OutcomeTable:
     values = np.union1d(a.values, b.values)

@@ -11,7 +11,7 @@ other and with all later features, over the rows of all segments.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple, Self
@@ -37,20 +37,48 @@ _MASKED_ARRAYS = ("pair_rows", "ones_left", "ones_right")
 STRIP_COUNTS = ("joint", *_MASKED_ARRAYS)
 
 
-@dataclass(frozen=True)
-class FeatureCounts(CountStatistics):
-    """Rows, observed values and ones of every feature.
+class WeightedCounts(CountStatistics):
+    """Base of counts by segment, in which a row counts as many times as its weight in units.
 
-    With weights, a row counts as many times as its weight in units of `weight_unit`.
+    Attributes
+    ----------
+    segments
+        Indices of the segments seen, sorted, (n_seen,).
+    rows
+        Number of rows of each segment, (n_seen,).
+    weights
+        Sum of the weights of each segment, (n_seen,); None if rows have none.
+    weight_unit
+        The unit of weights.
     """
 
+    segments: Counts
+    rows: Counts
+    weights: Counts | None
+    weight_unit: float
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows read."""
+        return int(self.rows.sum())
+
+    @property
+    def weight(self) -> float:
+        """Sum of the weights of the rows."""
+        return float(self.n_rows if self.weights is None else self.weight_unit * self.weights.sum())
+
+
+@dataclass(frozen=True)
+class FeatureCounts(WeightedCounts):
+    """Rows, observed values and ones of every feature."""
+
     label: ClassVar[str] = "feature counts"
-    segments: Counts  # indices of the segments seen, sorted, (n_seen,)
-    rows: Counts  # number of rows of each segment, (n_seen,)
+    segments: Counts
+    rows: Counts
     # Number of observed values, and of ones among them, (n_seen, n_features).
     observed: Counts
     ones: Counts
-    weights: Counts | None = None  # sum of the weights of each segment, (n_seen,)
+    weights: Counts | None = None
     weight_unit: float = 1.0
     has_sampling_weights: bool = False
 
@@ -67,16 +95,6 @@ class FeatureCounts(CountStatistics):
         return cls(segment, rows, observed[None], ones[None], weights, *kind)
 
     @property
-    def n_rows(self) -> int:
-        """Number of rows."""
-        return int(self.rows.sum())
-
-    @property
-    def weight(self) -> float:
-        """Sum of the weights of the rows."""
-        return float(self.n_rows if self.weights is None else self.weight_unit * self.weights.sum())
-
-    @property
     def total(self) -> int:
         """Number of rows or, with weights, their sum in units."""
         return int((self.rows if self.weights is None else self.weights).sum())
@@ -91,14 +109,22 @@ class FeatureCounts(CountStatistics):
         """Add further rows."""
         return replace(self, **sum_by_segment(self, other, ("rows", "observed", "ones", "weights")))
 
-    def to_arrays(self) -> Mapping[str, NDArray[Any]]:
-        """Return all arrays by name."""
-        return _list_arrays(self)
 
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Restore the counts from the arrays of `to_arrays`."""
-        return cls(**_read_scalars(arrays))
+@dataclass(frozen=True)
+class CountsAndMore(CountStatistics):
+    """Base of statistics that include counts of features, over all rows."""
+
+    counts: FeatureCounts
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows read."""
+        return self.counts.n_rows
+
+    @property
+    def weight(self) -> float:
+        """Sum of the weights of the rows."""
+        return self.counts.weight
 
 
 def pool_margins(counts: FeatureCounts) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -232,17 +258,16 @@ class PairTable(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PairCounts(CountStatistics):
+class PairCounts(WeightedCounts):
     """Joint ones of every pair of features; with missing values, pairwise-complete counts.
 
     Blocks without a mask are counted in `full_rows`, `full_ones` and `joint`, blocks with a mask in
     `pair_rows`, `ones_left`, `ones_right` and `joint`. Merging the two kinds is thus a plain sum.
-    With weights, a row counts as many times as its weight in units of `weight_unit`.
     """
 
     label: ClassVar[str] = "pair counts"
-    segments: Counts  # indices of the segments seen, sorted, (n_seen,)
-    rows: Counts  # number of rows read of each segment, (n_seen,)
+    segments: Counts
+    rows: Counts
     # Rows, and ones of each feature, in blocks without a mask: (n_seen,), (n_seen, n_features).
     full_rows: Counts
     full_ones: Counts
@@ -253,7 +278,7 @@ class PairCounts(CountStatistics):
     ones_left: Counts | None = None
     ones_right: Counts | None = None
     tile: Tile | None = None  # the features of the last two axes; None means all
-    weights: Counts | None = None  # sum of the weights of each segment, (n_seen,)
+    weights: Counts | None = None
     weight_unit: float = 1.0
 
     @classmethod
@@ -338,16 +363,6 @@ class PairCounts(CountStatistics):
         return self
 
     @property
-    def n_rows(self) -> int:
-        """Number of rows read."""
-        return int(self.rows.sum())
-
-    @property
-    def weight(self) -> float:
-        """Sum of the weights of the rows."""
-        return float(self.n_rows if self.weights is None else self.weight_unit * self.weights.sum())
-
-    @property
     def n_features(self) -> int:
         """Number of features."""
         return int(self.full_ones.shape[1])
@@ -427,22 +442,18 @@ class PairCounts(CountStatistics):
             name: segments
             if name == "segments"
             else sum_weighted_rows(rows, place, times, len(segments))
-            for name, rows in _list_arrays(self).items()
-            if name != "weight_unit"
+            for name, rows in self.to_arrays().items()
+            if name not in ("weight_unit", "tile")
         }
         return type(self)(tile=self.tile, weight_unit=self.weight_unit, **sums)
-
-    def to_arrays(self) -> Mapping[str, NDArray[Any]]:
-        """Return all arrays by name."""
-        tile = {} if self.tile is None else {"tile": np.array(self.tile, np.int64)}
-        return {**_list_arrays(self), **tile}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
         """Restore the counts from the arrays of `to_arrays`."""
-        counts = {name: a for name, a in _read_scalars(arrays).items() if name != "tile"}
-        tile = Tile(*map(tuple, arrays["tile"].tolist())) if "tile" in arrays else None
-        return cls(**counts, tile=tile)
+        counts = super().from_arrays(arrays)
+        if counts.tile is None:
+            return counts
+        return replace(counts, tile=Tile(*map(tuple, arrays["tile"].tolist())))
 
 
 def make_tiles(n_features: int, n_segments: int, budget: int) -> tuple[Tile | None, ...]:
@@ -456,23 +467,6 @@ def make_tiles(n_features: int, n_segments: int, budget: int) -> tuple[Tile | No
         return (None,)
     edges = [(a, min(a + side, n_features)) for a in range(0, n_features, side)]
     return tuple(Tile(left, right) for k, left in enumerate(edges) for right in edges[k:])
-
-
-def _list_arrays(counts: FeatureCounts | PairCounts) -> dict[str, NDArray[Any]]:
-    """Return all arrays by name and, with weights, their unit."""
-    names = [field.name for field in fields(counts)]
-    arrays = {n: a for n in names if isinstance(a := getattr(counts, n), np.ndarray)}
-    if counts.weights is not None:
-        arrays["weight_unit"] = np.array(counts.weight_unit)
-    if isinstance(counts, FeatureCounts) and counts.has_sampling_weights:
-        arrays["has_sampling_weights"] = np.array(True)
-    return arrays
-
-
-def _read_scalars(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Return the arrays of `_list_arrays`, with facts about the weights as scalars."""
-    names = ("weight_unit", "has_sampling_weights")
-    return {**arrays, **{name: arrays[name].item() for name in names if name in arrays}}
 
 
 def _split_into_groups(block: BinaryBlock, n_groups: int) -> list[BinaryBlock]:

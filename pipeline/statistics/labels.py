@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -10,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.statistics.counts import FeatureCounts
-from pipeline.statistics.sums import Array, Counts, CountStatistics
+from pipeline.statistics.counts import CountsAndMore, FeatureCounts
+from pipeline.statistics.sums import Array, Counts
 
 SEGMENT = "segment"
 """Column name that stands for the segments."""
@@ -37,13 +36,11 @@ def convert_labels_to_numbers(labels: NDArray[Any]) -> Array:
 
 
 @dataclass(frozen=True)
-class LabelCounts(CountStatistics):
+class LabelCounts(CountsAndMore):
     """Counts of labels, and of every feature.
 
     Attributes
     ----------
-    counts
-        Counts of the features, over all rows.
     values, rows
         Distinct labels, rising, and the number of rows of each; at most the `MAX_CATEGORIES` + 1
         smallest labels.
@@ -54,7 +51,6 @@ class LabelCounts(CountStatistics):
     """
 
     label: ClassVar[str] = "label counts"
-    counts: FeatureCounts
     values: Array
     rows: Counts
     moments: Array
@@ -75,16 +71,6 @@ class LabelCounts(CountStatistics):
             FeatureCounts.from_block(block), *_keep_smallest_values(values, rows), moments, kinds
         )
 
-    @property
-    def n_rows(self) -> int:
-        """Number of rows."""
-        return self.counts.n_rows
-
-    @property
-    def weight(self) -> float:
-        """Sum of the weights of the rows."""
-        return self.counts.weight
-
     def merge(self, other: Self) -> Self:
         """Add further rows."""
         values, places = np.unique(np.append(self.values, other.values), return_inverse=True)
@@ -99,21 +85,6 @@ class LabelCounts(CountStatistics):
             moments=_pool_moments(self.moments, other.moments),
             kinds=self.kinds + other.kinds,
         )
-
-    def to_arrays(self) -> Mapping[str, NDArray[Any]]:
-        """Return all arrays by name."""
-        label_arrays = {f"label_{name}": getattr(self, name) for name in _LABEL_ARRAYS}
-        return {**self.counts.to_arrays(), **label_arrays}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Restore the counts from the arrays of `to_arrays`."""
-        feature_arrays = {name: a for name, a in arrays.items() if not name.startswith("label_")}
-        label_arrays = {name: arrays[f"label_{name}"] for name in _LABEL_ARRAYS}
-        return cls(FeatureCounts.from_arrays(feature_arrays), **label_arrays)
-
-
-_LABEL_ARRAYS = ("values", "rows", "moments", "kinds")
 
 
 def _keep_smallest_values(values: Array, rows: Counts) -> tuple[Array, Counts]:

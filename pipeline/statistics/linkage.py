@@ -5,12 +5,10 @@ Columns are the planes of a block, followed by its continuous features.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
 from pipeline.numerics.bits.kernels import pack_rows
@@ -81,12 +79,3 @@ class Linkage(CountStatistics):
             ):
                 parts[place] = merge_parts(parts[place], own)
         return replace(self, n_rows=self.n_rows + other.n_rows, segments=segments, parts=parts)
-
-    def to_arrays(self) -> Mapping[str, NDArray[Any]]:
-        """Return all arrays by name."""
-        return {name: np.asarray(value) for name, value in vars(self).items()}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Restore the statistic from the arrays of `to_arrays`."""
-        return cls(int(arrays["n_rows"]), arrays["segments"], arrays["parts"])

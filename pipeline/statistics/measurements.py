@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -175,19 +175,6 @@ class MixedStatistics(UntiledStatistics):
         if self.pairs is not None and other.pairs is not None:
             pairs = self.pairs.merge(other.pairs)
         return replace(self, sums=self.sums.merge(other.sums), pairs=pairs)
-
-    def to_arrays(self) -> Mapping[str, NDArray[Any]]:
-        """Return all arrays by name."""
-        pairs = {} if self.pairs is None else self.pairs.to_arrays()
-        return {**self.sums.to_arrays(), **{f"pairs_{name}": a for name, a in pairs.items()}}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Restore the statistics from the arrays of `to_arrays`."""
-        prefix = "pairs_"
-        pairs = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
-        sums = {n: a for n, a in arrays.items() if not n.startswith(prefix)}
-        return cls(Sums.from_arrays(sums), PairCounts.from_arrays(pairs) if pairs else None)
 
 
 def standardize_numbers(block: BinaryBlock, means: Array, scales: Array) -> Array:

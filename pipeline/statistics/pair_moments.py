@@ -8,7 +8,6 @@ tables grow with the number of features, not with its square.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
@@ -18,9 +17,9 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, iter_word_ranges
 from pipeline.numerics.bits import kernels
-from pipeline.statistics.counts import FeatureCounts
+from pipeline.statistics.counts import CountsAndMore, FeatureCounts
 from pipeline.statistics.measurements import MeasuredCounts
-from pipeline.statistics.sums import Array, Counts, CountStatistics, sum_by_segment
+from pipeline.statistics.sums import Array, Counts, sum_by_segment
 
 _MAX_CELLS = 1 << 19  # of a table, for all segments
 _MIN_ANCHORS = 16
@@ -53,7 +52,7 @@ class PairCorrelations(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PairMoments(CountStatistics):
+class PairMoments(CountsAndMore):
     """Counts of features, and sums over rows for the pairs (i, j) of anchors with features.
 
     All sums have the shape (n_seen, n_anchors, n_features), and are integers unless there are
@@ -61,7 +60,7 @@ class PairMoments(CountStatistics):
     """
 
     label: ClassVar[str] = "pair counts"
-    counts: FeatureCounts
+    counts: FeatureCounts | MeasuredCounts
     segments: Counts  # indices of the segments seen, sorted, (n_seen,); 0 if they are pooled
     pair_rows: NDArray[Any]
     left: NDArray[Any]  # Σ x_i
@@ -96,16 +95,6 @@ class PairMoments(CountStatistics):
         return cls(counts, segment, *(table[None] for table in moments))
 
     @property
-    def n_rows(self) -> int:
-        """Number of rows read."""
-        return self.counts.n_rows
-
-    @property
-    def weight(self) -> float:
-        """Sum of the weights of the rows."""
-        return self.counts.weight
-
-    @property
     def is_complete(self) -> bool:
         """Whether no value is missing, of features with levels."""
         return self.counts.is_complete
@@ -113,20 +102,8 @@ class PairMoments(CountStatistics):
     def merge(self, other: Self) -> Self:
         """Add further rows."""
         sums = sum_by_segment(self, other, _MOMENTS)
-        return type(self)(self.counts.merge(other.counts), **sums)
-
-    def to_arrays(self) -> Mapping[str, NDArray[Any]]:
-        """Return all arrays by name."""
-        moments = {name: getattr(self, name) for name in _MOMENTS}
-        return {**self.counts.to_arrays(), "pair_segments": self.segments, **moments}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Restore the statistics from the arrays of `to_arrays`."""
-        names = ("pair_segments", *_MOMENTS)
-        counts = {name: array for name, array in arrays.items() if name not in names}
-        kind = MeasuredCounts if "number_weights" in counts else FeatureCounts
-        return cls(kind.from_arrays(counts), *(arrays[name] for name in names))
+        counts = self.counts.merge(other.counts)  # type: ignore[arg-type]  # of the same kind
+        return type(self)(counts, **sums)
 
     def compute_correlations(self) -> PairCorrelations:
         """Return correlations within segments, averaged over them.

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,7 @@ from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitWarning
 from pipeline.numerics.bits.packed_rows import BitRows, full_mask_words
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts
+from pipeline.statistics.counts import CountsAndMore, FeatureCounts
 from pipeline.statistics.sums import Counts, CountStatistics
 
 Words = NDArray[np.uint64]
@@ -22,13 +21,11 @@ _DISTINCT_ARRAYS = ("hashes", "words", "observed", "times")
 
 
 @dataclass(frozen=True)
-class RowSample(CountStatistics):
+class RowSample(CountsAndMore):
     """The rows with the smallest keyed draws, a sample without replacement; and counts of all rows.
 
     Attributes
     ----------
-    counts
-        Counts of all rows.
     size
         Maximum number of rows in the sample.
     draws, rows
@@ -44,7 +41,6 @@ class RowSample(CountStatistics):
     """
 
     label: ClassVar[str] = "row sample"
-    counts: FeatureCounts
     size: int
     draws: NDArray[np.float64]
     rows: NDArray[np.int64]
@@ -81,36 +77,12 @@ class RowSample(CountStatistics):
         rows = (draws[places], sample.rows, X, observed, segments, sample_labels)
         return cls(counts, size, *rows, covariates, numbers)
 
-    @property
-    def n_rows(self) -> int:
-        """Number of all rows."""
-        return self.counts.n_rows
-
-    @property
-    def weight(self) -> float:
-        """Number of all rows; samples are of rows without weights."""
-        return self.counts.weight
-
     def merge(self, other: Self) -> Self:
         """Keep the smallest draws of both samples."""
         joined = {n: np.concatenate([getattr(self, n), getattr(other, n)]) for n in _PER_ROW}
         places = np.lexsort((joined["rows"], joined["draws"]))[: self.size]
         sample = {name: values[places] for name, values in joined.items()}
         return type(self)(self.counts.merge(other.counts), self.size, **sample)
-
-    def to_arrays(self) -> Mapping[str, NDArray[Any]]:
-        """Return all arrays by name."""
-        sample = {f"sample_{name}": getattr(self, name) for name in _PER_ROW}
-        return {**self.counts.to_arrays(), "sample_size": np.array(self.size), **sample}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Restore the sample from the arrays of `to_arrays`."""
-        prefix = "sample_"
-        sample = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
-        counts = {n: a for n, a in arrays.items() if not n.startswith(prefix)}
-        size = int(sample.pop("size"))
-        return cls(FeatureCounts.from_arrays(counts), size, **sample)
 
 
 @dataclass(frozen=True)
@@ -215,17 +187,6 @@ class DistinctRows(CountStatistics):
         is_whole = self.is_whole and other.is_whole
         arrays = map(np.concatenate, pairs)
         return self._keep_smallest(self.size, self.n_features, n_rows, is_whole, *arrays)
-
-    def to_arrays(self) -> Mapping[str, NDArray[Any]]:
-        """Return all arrays by name."""
-        return {name: np.asarray(value) for name, value in vars(self).items()}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Restore the rows from the arrays of `to_arrays`."""
-        size, n_features, n_rows = (int(arrays[n]) for n in ("size", "n_features", "n_rows"))
-        scalars = size, n_features, n_rows, bool(arrays["is_whole"])
-        return cls(*scalars, *(arrays[name] for name in _DISTINCT_ARRAYS))
 
 
 def _is_new_row(order: Counts, hashes: Words, words: Words, observed: Words) -> NDArray[np.bool_]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from dataclasses import MISSING, Field, dataclass, fields, replace
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, get_args, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,13 +52,54 @@ class Statistics(Protocol):
 
 
 class UntiledStatistics:
-    """Base of statistics that are not split into tiles of features."""
+    """Base of dataclasses of statistics: stored field by field, not split into tiles of features.
+
+    Fields are arrays, numbers, mappings of arrays, or other statistics. If the annotation names
+    several kinds of statistics, the first that has all stored fields is restored.
+    """
 
     @classmethod
     def stitch(cls, parts: Sequence[Self]) -> Self:
         """Return the only part."""
         (part,) = parts
         return part
+
+    def to_arrays(self) -> Mapping[str, NDArray[Any]]:
+        """Return all fields by name, as arrays; those at their default are left out.
+
+        Entries of mappings, and fields of other statistics, follow the name and a hyphen.
+        """
+        arrays: dict[str, NDArray[Any]] = {}
+        for f in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, f.name)
+            own = value.to_arrays() if isinstance(value, UntiledStatistics) else value
+            if isinstance(own, Mapping):
+                arrays |= {f"{f.name}-{name}": array for name, array in own.items()}
+            elif not (own is None or (np.isscalar(own) and own == f.default)):
+                arrays[f.name] = np.asarray(own)
+        return arrays
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
+        """Restore statistics from the arrays of `to_arrays`."""
+        hints, declared = get_type_hints(cls), fields(cls)  # type: ignore[arg-type]
+        values = {f.name: _restore_field(f, hints[f.name], arrays) for f in declared}
+        return cls(**{name: value for name, value in values.items() if value is not MISSING})
+
+
+def _restore_field(f: Field[Any], hint: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
+    """Return the value of a field; `MISSING` if it is at its default."""
+    if f.name in arrays:
+        value = arrays[f.name]
+        return value.item() if hint in (int, float, bool) else value
+    prefix = f"{f.name}-"
+    own = {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
+    names = {name.partition("-")[0] for name in own}
+    for kind in get_args(hint) or (hint,):
+        is_kind = isinstance(kind, type) and issubclass(kind, UntiledStatistics)
+        if own and is_kind and names <= {part.name for part in fields(kind)}:
+            return kind.from_arrays(own)
+    return own if f.default is MISSING and f.default_factory is MISSING else MISSING
 
 
 class CountStatistics(UntiledStatistics):
@@ -158,25 +199,6 @@ class Sums(UntiledStatistics):
             {name: value + other.values[name] for name, value in self.values.items()},
         )
 
-    def to_arrays(self) -> Mapping[str, NDArray[Any]]:
-        """Return all arrays by name."""
-        scalars = {
-            "n_rows": np.array(self.n_rows),
-            "weight": np.array(self.weight),
-            "objective": np.array(self.objective),
-        }
-        return {**scalars, **{f"sum_{name}": value for name, value in self.values.items()}}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Restore the sums from the arrays of `to_arrays`."""
-        return cls(
-            int(arrays["n_rows"]),
-            float(arrays["weight"]),
-            float(arrays["objective"]),
-            {n.removeprefix("sum_"): a for n, a in arrays.items() if n.startswith("sum_")},
-        )
-
 
 @dataclass(frozen=True)
 class ClusteredSums(Sums):
@@ -209,15 +231,6 @@ class ClusteredSums(Sums):
     @property
     def _sums(self) -> tuple[int, float, float, Mapping[str, NDArray[Any]]]:
         return self.n_rows, self.weight, self.objective, self.values
-
-    def to_arrays(self) -> Mapping[str, NDArray[Any]]:
-        """Return all arrays by name."""
-        return {**super().to_arrays(), "clusters": self.clusters, "scores": self.scores}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Restore the sums from the arrays of `to_arrays`."""
-        return cls.from_sums(Sums.from_arrays(arrays), arrays["clusters"], arrays["scores"])
 
 
 @dataclass(frozen=True)
@@ -295,16 +308,6 @@ class ScoreSums(UntiledStatistics):
             self.information + other.information,
             **sum_by_segment(self, other, _BY_SEGMENT),
         )
-
-    def to_arrays(self) -> Mapping[str, NDArray[Any]]:
-        """Return all arrays by name."""
-        return {field.name: np.asarray(getattr(self, field.name)) for field in fields(self)}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Restore the sums from the arrays of `to_arrays`."""
-        values: dict[str, Any] = {n: a if a.ndim else a.item() for n, a in arrays.items()}
-        return cls(**values)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,12 @@ from tests.support.strategies import DenseData, make_memory_blocks, make_memory_
 
 Arrays = Mapping[str, NDArray[Any]]
 
-_NUMBERS_OF_ROWS = ("n_rows", "rows", "weights", "weight_unit", "sum_rounds", "sum_empty_rows")
+_COUNTS = ("n_rows", "rows", "weights", "weight_unit")
+_NUMBERS_OF_ROWS = (
+    *_COUNTS,
+    *(f"{part}-{name}" for part in ("counts", "sums") for name in _COUNTS),
+    *("values-rounds", "values-empty_rows"),
+)
 
 
 def skip_unless_used(facts: Facts, kind: WeightKind) -> None:

@@ -44,7 +44,7 @@ features, the length of a row of A relative to the noise is determined almost on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -141,16 +141,6 @@ class StageSums(UntiledStatistics):
     def merge(self, other: Self) -> Self:
         """Add further rows."""
         return replace(self, part=self.part.merge(other.part))  # type: ignore[arg-type]
-
-    def to_arrays(self) -> Mapping[str, NDArray[Any]]:
-        """Return all arrays by name."""
-        return self.part.to_arrays()
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Restore the sums from the arrays of `to_arrays`."""
-        kind = ScoreSums if "log_likelihood" in arrays else MixedStatistics
-        return cls(kind.from_arrays(arrays))
 
 
 @dataclass(frozen=True)

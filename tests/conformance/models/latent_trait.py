@@ -48,7 +48,12 @@ FACTS = Facts(
     consistent={"estimator": "quadrature"},  # the bound makes slopes too small
     recovered=principal_axes_of_weights,
     errors={"weights": 10.8, "offsets": 5.0},
-    single_precision=("sum_spread", "sum_products", "sum_item_variance", "sum_shared_variance"),
+    single_precision=(
+        "values-spread",
+        "values-products",
+        "values-item_variance",
+        "values-shared_variance",
+    ),
     truthful={},
     slow=(
         "test_a_fit_recovers_the_model_that_it_sampled",

@@ -107,7 +107,7 @@ def test_step_follows_gradient_with_noise_of_rows() -> None:
     expected = (
         model.default_rates["momentum"] * lower_bound_gradient(at.params.vae, rows, noise).flatten()
     )
-    result = steps.to_arrays()["sum_theta"] / len(X)
+    result = steps.to_arrays()["values-theta"] / len(X)
     np.testing.assert_allclose(result, expected, rtol=0, atol=1e-6)
     assert np.abs(expected).max() > 1e-3
 
