@@ -34,7 +34,7 @@ PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 
 # Within `pipeline`, from the ground up: a package imports only those on its line or above.
 LAYERS = (
-    {"errors", "random", "params"},
+    {"errors", "random", "params", "arrays"},
     {"executors"},
     {"numerics"},
     {"data"},

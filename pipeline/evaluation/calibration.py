@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array, Counts
 from pipeline.data.blocks import BinaryBlock, RowSource, pack_block
 from pipeline.data.features import Feature, are_binary, find_first_planes
 from pipeline.data.level_probabilities import count_levels, order_bits
@@ -35,9 +36,6 @@ from pipeline.passes.map_reduce import (
     tree_merge,
 )
 from pipeline.statistics.counts import PairCounts, PairTable, make_tiles
-
-Array = NDArray[np.float64]
-Counts = NDArray[np.int64]
 
 N_SAMPLE_ROWS = 200_000
 """Number of rows drawn from a model."""

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array
 from pipeline.data.blocks import BinaryBlock, RowSource
 from pipeline.data.covariates import Covariates, are_numbers
 from pipeline.data.datasets import Dataset
@@ -31,7 +32,7 @@ from pipeline.numerics.three_step import (
 from pipeline.passes.map_reduce import collect_statistics
 from pipeline.random import RowRandom
 from pipeline.statistics.labels import convert_labels_to_numbers
-from pipeline.statistics.sums import Array, CountStatistics
+from pipeline.statistics.sums import CountStatistics
 
 _MAX_LEVELS = 50
 

@@ -19,6 +19,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array
 from pipeline.data.blocks import PackedChunk, RowSource
 from pipeline.evaluation.calibration import ShareComparison
 from pipeline.executors.base import MapFunction
@@ -28,8 +29,6 @@ from pipeline.params import get_named_arrays
 from pipeline.random import RowRandom
 from pipeline.statistics.correlations import estimate_correlations, estimate_tetrachoric
 from pipeline.statistics.counts import PairCounts, PairTable
-
-Array = NDArray[np.float64]
 
 DRIFT_DRAWS_PASS = (1 << 32) + 1
 """Pass number for the draws that choose rows; no fit reaches it."""

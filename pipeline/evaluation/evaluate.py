@@ -16,6 +16,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array, Counts
 from pipeline.data.blocks import BinaryBlock, PackedChunk, RowSource
 from pipeline.data.features import (
     Feature,
@@ -57,8 +58,6 @@ from pipeline.statistics.sums import JointStatistics, Sums
 if TYPE_CHECKING:
     from pipeline.models.bernoulli_mixture.model import BernoulliMixture
 
-Array = NDArray[np.float64]
-Counts = NDArray[np.int64]
 
 _LIKELIHOOD_MEASURES: dict[str, tuple[type, str]] = {
     "log_likelihood": (HasLogLikelihood, "exact"),

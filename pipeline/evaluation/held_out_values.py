@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array
 from pipeline.data.blocks import BinaryBlock
 from pipeline.data.features import Feature
 from pipeline.evaluation.evaluate import EvaluatedModel
@@ -25,8 +26,6 @@ from pipeline.executors.cancellation import check_cancelled
 from pipeline.executors.progress import Progress, ignore_progress
 from pipeline.models.capabilities import CanImpute, HasContinuousFeatures
 from pipeline.random import RowRandom
-
-Array = NDArray[np.float64]
 
 MAX_HELD_OUT_FEATURES = 20
 """Maximum number of continuous features that are predicted; a random choice if there are more."""

@@ -56,6 +56,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array, Counts
 from pipeline.data.blocks import BinaryBlock, PackedChunk, RowSource, iter_blocks
 from pipeline.data.datasets import MemoryChunk
 from pipeline.data.features import Feature
@@ -74,9 +75,6 @@ from pipeline.numerics.logistic.latent_nodes import gauss_hermite, iter_responsi
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, count_group_level_rows
 from pipeline.statistics.sums import Statistics, Sums
-
-Array = NDArray[np.float64]
-Counts = NDArray[np.int64]
 
 MAX_ROUNDS = 10
 """Maximum number of rounds of purification."""

@@ -19,14 +19,12 @@ from typing import NamedTuple
 
 import numpy as np
 import scipy
-from numpy.typing import NDArray
 from scipy.special import expit
 
+from pipeline.arrays import Array
 from pipeline.errors import FitError
 from pipeline.models.known_items import KnownItems
 from pipeline.numerics.logistic.information import find_reversed_items
-
-Array = NDArray[np.float64]
 
 _POINTS = np.linspace(-6.0, 6.0, 121)
 _SHARES = np.exp(-0.5 * _POINTS**2) / np.exp(-0.5 * _POINTS**2).sum()

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
+from pipeline.arrays import Array, Indices
 from pipeline.data.blocks import BinaryBlock, RowSource, pack_block
 from pipeline.errors import FitError
 from pipeline.evaluation.evaluate import EvaluatedModel
@@ -43,9 +44,6 @@ from pipeline.passes.row_ranges import Arrays
 from pipeline.random import RowRandom
 from pipeline.statistics.labels import convert_labels_to_numbers, get_labels
 from pipeline.statistics.row_samples import RowSample
-
-Array = NDArray[np.float64]
-Indices = NDArray[np.int64]
 
 N_NEIGHBORS = 5
 MAX_QUERY_ROWS, MAX_REFERENCE_ROWS = 2000, 20_000

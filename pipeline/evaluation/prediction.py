@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError
 from pipeline.models.base import Model
@@ -25,7 +26,6 @@ from pipeline.statistics.labels import (
     list_columns_to_read,
 )
 
-Array = NDArray[np.float64]
 PredictionSums = dict[str, NDArray[Any]]
 
 _UNSEEN_CATEGORY = -1

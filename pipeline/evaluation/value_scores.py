@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array, Counts
 from pipeline.data.blocks import BinaryBlock
 from pipeline.data.features import Feature, find_first_planes, join_values, sum_planes
 from pipeline.data.level_probabilities import (
@@ -20,9 +21,6 @@ from pipeline.data.level_probabilities import (
 from pipeline.errors import FitError
 from pipeline.numerics.metrics import MIN_PROBABILITY, compute_bit_losses
 from pipeline.statistics.sums import Sums, merge_means
-
-Array = NDArray[np.float64]
-Counts = NDArray[np.int64]
 
 _MIN_STEPS, _MAX_STEPS = 8, 128
 _MAX_CELLS = 1 << 22

@@ -6,16 +6,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from pipeline.arrays import Array, Indices
 from pipeline.errors import FitError
 from pipeline.models.base import Model
 from pipeline.models.capabilities import HasTrees
 from pipeline.models.registry import find_models
 from pipeline.numerics.trees.spanning_tree import ROOT
-
-Array = NDArray[np.float64]
-Indices = NDArray[np.int64]
 
 
 class TreeEdges(NamedTuple):

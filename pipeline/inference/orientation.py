@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array
 from pipeline.data.blocks import BinaryBlock, RowSource, iter_blocks
 from pipeline.data.datasets import Dataset
 from pipeline.data.features import Feature, find_continuous, join_values
@@ -25,8 +26,6 @@ from pipeline.models.base import Model, reverse_components
 from pipeline.models.state import FitState
 from pipeline.params import convert_to_c_order, get_named_arrays, replace_arrays
 from pipeline.random import RowRandom
-
-Array = NDArray[np.float64]
 
 _MAX_CHUNKS = 4
 _MIN_ROWS, _MAX_ROWS, _MAX_WORK = 100, 2000, 4 << 20  # work: rows x features x components

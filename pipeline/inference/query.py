@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
+from pipeline.arrays import Array
 from pipeline.data.blocks import BinaryBlock, pack_block
 from pipeline.data.display import DisplayItems, ResultDisplayMixin
 from pipeline.data.features import Feature, find_continuous, parse_number, split_values
@@ -34,7 +35,6 @@ from pipeline.models.registry import find_models
 from pipeline.params import get_array
 from pipeline.random import RowRandom
 
-Array = NDArray[np.float64]
 Assignment = Mapping[int, float]
 """Levels counted from 0, or numbers of continuous features, by the index of the feature."""
 

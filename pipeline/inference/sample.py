@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array
 from pipeline.data.matching import get_fitted_segments
 from pipeline.errors import FitError
 from pipeline.models.base import Model
 from pipeline.models.capabilities import check_can_sample, check_has_continuous_features
 from pipeline.params import params_from_arrays
-
-Array = NDArray[np.float64]
 
 _CELLS_AT_ONCE = 1 << 21
 

@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.arrays import Bits
 from pipeline.data.blocks import BinaryBlock
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.random import RowRandom
-
-Bits = NDArray[np.uint8]
 
 _MAX_UNPACKED_CELLS = 1 << 22  # values that are unpacked at once
 

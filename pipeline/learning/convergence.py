@@ -19,9 +19,9 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array
 from pipeline.errors import FitWarning
 
-Array = NDArray[np.float64]
 AccelerationMemory = Mapping[str, NDArray[np.float64]]
 
 _CYCLE_PASSES = 3  # passes in a cycle of SQUAREM

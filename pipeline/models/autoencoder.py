@@ -41,6 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
+from pipeline.arrays import Array
 from pipeline.data.blocks import BinaryBlock
 from pipeline.learning.batches import TrainingBatch
 from pipeline.learning.training import train_on_blocks
@@ -74,8 +75,6 @@ from pipeline.random import RowRandom
 from pipeline.statistics.counts import make_constant_feature_warnings, pool_margins
 from pipeline.statistics.pair_moments import PairMoments, estimate_memory_of_moments
 from pipeline.statistics.sums import StepSums
-
-Array = NDArray[np.float64]
 
 MAX_DEFAULT_COMPONENTS = 64
 """Largest number of hidden units that is chosen if none is given."""

@@ -42,6 +42,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import softmax
 
+from pipeline.arrays import Array
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError
 from pipeline.learning.batches import TrainingBatch
@@ -68,8 +69,6 @@ from pipeline.statistics.labels import (
     get_labels,
 )
 from pipeline.statistics.sums import StepSums
-
-Array = NDArray[np.float64]
 
 _DEFAULT_COMPONENTS = 10
 

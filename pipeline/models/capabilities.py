@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array
 from pipeline.data.blocks import BinaryBlock, PackedChunk
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
@@ -18,8 +19,6 @@ from pipeline.numerics.logistic.categories import curves
 from pipeline.passes.row_ranges import RangeResults
 from pipeline.random import RowRandom
 from pipeline.statistics.sums import Statistics
-
-Array = NDArray[np.float64]
 
 
 class LogLikelihood(NamedTuple):

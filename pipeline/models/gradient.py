@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logit
 
+from pipeline.arrays import Array, Singles
 from pipeline.errors import FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.learning.batches import TrainingBatch
@@ -43,8 +44,6 @@ from pipeline.random import RowRandom
 from pipeline.statistics.pair_moments import PairMoments
 from pipeline.statistics.sums import StepSums
 
-Array = NDArray[np.float64]
-Singles = NDArray[np.float32]
 Corruption = Literal["none", "flip", "mask"]
 FillGradient = Callable[[TrainingBatch, Layers, Layers], tuple[Singles, Singles] | None]
 """Function of a batch, layers, and their gradient summed over rows, which it fills in.

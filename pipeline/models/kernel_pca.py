@@ -44,6 +44,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
@@ -70,7 +71,6 @@ from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warn
 from pipeline.statistics.row_samples import DistinctRows, make_unobserved_row_warnings
 from pipeline.statistics.sums import Sums
 
-Array = NDArray[np.float64]
 Bytes = NDArray[np.uint8]
 
 MAX_ROWS = 20_000

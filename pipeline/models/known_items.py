@@ -11,14 +11,12 @@ from itertools import count, takewhile
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from pipeline.arrays import Array
 from pipeline.data.features import Feature, are_binary, parse_number
 from pipeline.errors import FitError
 from pipeline.models.known_levels import KnownLevels, find_different_levels, measure_forms
 from pipeline.numerics.logistic.asymptotes import Asymptotes
-
-Array = NDArray[np.float64]
 
 _MAX_NAMES = 5
 _MAX_VALUE = 1e4  # a curve this steep is a step

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array
 from pipeline.data.features import Feature
 from pipeline.errors import FitError
-
-Array = NDArray[np.float64]
 
 
 class KnownLevels(NamedTuple):

@@ -45,6 +45,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array, Indices
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
@@ -69,10 +70,7 @@ from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warnings, pool_margins
 from pipeline.statistics.row_samples import DistinctRows, make_unobserved_row_warnings
 
-Array = NDArray[np.float64]
 Bytes = NDArray[np.uint8]
-Words = NDArray[np.uint64]
-RowIndices = NDArray[np.int64]
 
 MAX_ROWS = 200_000
 """Maximum number of vertices."""
@@ -322,7 +320,7 @@ def _average_codes(params: LaplacianEigenmapParams, nearest: NearestRows) -> Arr
 
 def _find_vertices(
     rows: BitRows, vertices: BitRows, nearest: NearestRows
-) -> tuple[RowIndices, RowIndices]:
+) -> tuple[Indices, Indices]:
     """Return the places of the rows that are vertices, and the vertex of each."""
     if rows.observed is None and vertices.observed is None:
         places = np.flatnonzero(nearest.distances[:, 0] == 0)

@@ -75,6 +75,7 @@ from numba import njit
 from numpy.typing import NDArray
 from scipy.special import expit, logit
 
+from pipeline.arrays import Array, Bits, Singles
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
@@ -124,9 +125,6 @@ from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warnings, pool_margins
 from pipeline.statistics.sums import StepSums
 
-Array = NDArray[np.float64]
-Singles = NDArray[np.float32]
-Bits = NDArray[np.uint8]
 RowNumbers = NDArray[np.int64]
 
 MAX_DEFAULT_COMPONENTS = 64

@@ -43,6 +43,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError
 from pipeline.learning.batches import TrainingBatch
@@ -86,7 +87,6 @@ from pipeline.statistics.counts import make_constant_feature_warnings, pool_marg
 from pipeline.statistics.pair_moments import PairMoments, estimate_memory_of_moments
 from pipeline.statistics.sums import StepSums
 
-Array = NDArray[np.float64]
 EncodeBatch = Callable[[TrainingBatch], tuple[Any, Any]]
 """Function that returns the input of layers, and the mask of its observed values or None."""
 

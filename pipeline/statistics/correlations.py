@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array, Counts
 from pipeline.executors.base import MapFunction
 from pipeline.numerics.gaussian.pair_tables import (
     PairStatus,
@@ -23,7 +24,6 @@ from pipeline.numerics.gaussian.pair_tables import (
 from pipeline.numerics.gaussian.polychoric import polychoric
 from pipeline.numerics.spectra.linalg import leading_eigenvalues
 from pipeline.statistics.counts import PairCounts, PairTable
-from pipeline.statistics.sums import Array, Counts
 
 Statuses = NDArray[np.uint8]
 CorrelationEstimator = Callable[[PairTable], tuple[Array, Statuses]]

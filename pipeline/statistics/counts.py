@@ -19,11 +19,12 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.arrays import Counts
 from pipeline.data.blocks import AnnotatedChunk, BinaryBlock, PackedChunk, Tile
 from pipeline.data.features import Feature, are_binary, find_first_planes
 from pipeline.errors import LEAVE_OUT, FitError, FitWarning
 from pipeline.numerics.bits import kernels
-from pipeline.statistics.sums import Counts, CountStatistics, sum_by_segment, sum_weighted_rows
+from pipeline.statistics.sums import CountStatistics, sum_by_segment, sum_weighted_rows
 
 POOLED_KEY = "pooled"
 """Key of the pair counts in which all segments are pooled."""

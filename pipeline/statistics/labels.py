@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array, Counts
 from pipeline.data.blocks import BinaryBlock
 from pipeline.statistics.counts import CountsAndMore, FeatureCounts
-from pipeline.statistics.sums import Array, Counts
 
 SEGMENT = "segment"
 """Column name that stands for the segments."""

@@ -25,6 +25,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array, Counts
 from pipeline.executors.base import MapFunction
 from pipeline.numerics.spectra.noise_spectrum import GroupedNoise
 from pipeline.statistics.correlations import draw_independent_levels, estimate_polychoric
@@ -35,7 +36,6 @@ from pipeline.statistics.null_spectrum import (
     group_features,
     select_members,
 )
-from pipeline.statistics.sums import Array, Counts
 
 EmptyCells = Literal["half", "none"]
 _DRAWS = 2

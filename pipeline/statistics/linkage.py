@@ -10,10 +10,11 @@ from typing import ClassVar, Self
 
 import numpy as np
 
+from pipeline.arrays import Counts
 from pipeline.data.blocks import BinaryBlock
 from pipeline.numerics.bits.kernels import pack_rows
 from pipeline.numerics.bits.linked_features import link_features, merge_parts
-from pipeline.statistics.sums import Counts, CountStatistics
+from pipeline.statistics.sums import CountStatistics
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from pipeline.arrays import Array, Counts
 from pipeline.data.blocks import BinaryBlock
 from pipeline.data.features import Feature, find_continuous
 from pipeline.errors import LEAVE_OUT, FitError
@@ -27,7 +28,7 @@ from pipeline.statistics.correlations import (
     mirror_upper_triangle,
 )
 from pipeline.statistics.counts import FeatureCounts, PairCounts, PairTable
-from pipeline.statistics.sums import Array, Counts, Sums, UntiledStatistics, merge_means
+from pipeline.statistics.sums import Sums, UntiledStatistics, merge_means
 
 FIRST_KEY = "first-with-numbers"
 """Key of the results of `MeasuredCounts`."""

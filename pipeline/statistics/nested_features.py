@@ -12,13 +12,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.arrays import Counts
 from pipeline.errors import FitWarning
 from pipeline.statistics.correlations import PairTables
 from pipeline.statistics.counts import PairTable
 
-Array = NDArray[np.float64]
 Bits = NDArray[np.bool_]
-Counts = NDArray[np.int64]
 
 _NESTED_LEVEL = 1e-3  # chance that any cell of independent features is mentioned as empty
 

@@ -21,6 +21,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array, Counts
 from pipeline.numerics.gaussian.pair_tables import joint_count_quantiles
 from pipeline.numerics.spectra.noise_spectrum import (
     GroupedNoise,
@@ -31,7 +32,6 @@ from pipeline.numerics.spectra.noise_spectrum import (
 )
 from pipeline.statistics.correlations import CorrelationEstimator
 from pipeline.statistics.counts import PairTable
-from pipeline.statistics.sums import Array, Counts
 
 _MAX_GROUPS = 96
 _MIN_GROUP_SIZE = 4

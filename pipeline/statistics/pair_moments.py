@@ -15,11 +15,12 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array, Counts
 from pipeline.data.blocks import BinaryBlock, iter_word_ranges
 from pipeline.numerics.bits import kernels
 from pipeline.statistics.counts import CountsAndMore, FeatureCounts
 from pipeline.statistics.measurements import MeasuredCounts
-from pipeline.statistics.sums import Array, Counts, sum_by_segment
+from pipeline.statistics.sums import sum_by_segment
 
 _MAX_CELLS = 1 << 19  # of a table, for all segments
 _MIN_ANCHORS = 16

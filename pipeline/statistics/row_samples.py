@@ -8,14 +8,14 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.arrays import Counts, Words
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitWarning
 from pipeline.numerics.bits.packed_rows import BitRows, full_mask_words
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import CountsAndMore, FeatureCounts
-from pipeline.statistics.sums import Counts, CountStatistics
+from pipeline.statistics.sums import CountStatistics
 
-Words = NDArray[np.uint64]
 _PER_ROW = ("draws", "rows", "X", "observed", "segments", "labels", "covariates", "numbers")
 _DISTINCT_ARRAYS = ("hashes", "words", "observed", "times")
 

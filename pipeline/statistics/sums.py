@@ -9,10 +9,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self, get_args, get_type
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array, Counts
 from pipeline.data.blocks import BinaryBlock
-
-Array = NDArray[np.float64]
-Counts = NDArray[np.int64]
 
 
 class Statistics(Protocol):

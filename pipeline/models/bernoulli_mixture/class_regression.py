@@ -31,13 +31,12 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array
 from pipeline.data.blocks import BinaryBlock, iter_word_ranges
 from pipeline.data.covariates import MAX_FIRST_COVARIATE, Covariates
 from pipeline.models.bernoulli_mixture.params import BernoulliMixtureParams, ClassRegression
 from pipeline.models.bernoulli_mixture.standard_errors import propagate_errors
 from pipeline.statistics.sums import Sums
-
-Array = NDArray[np.float64]
 
 BATCH_WORDS = 128
 """Words of rows whose posteriors are in memory at once: 8,192 rows."""

@@ -13,10 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit, types
 from numba.extending import intrinsic
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
-Words = NDArray[np.uint64]
+from pipeline.arrays import Array, Words
 
 _ROWS_PER_WORD = 64
 _NEGLIGIBLE_LOG = -40.0  # exp of it is below the rounding of a sum of at least 1

@@ -22,9 +22,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array
 from pipeline.params import NumberRange, array_field
-
-Array = NDArray[np.float64]
 
 MIN_DEVIATION = 0.01
 """Lower bound of a standard deviation within a component, in units of the feature's."""

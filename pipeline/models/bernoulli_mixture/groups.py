@@ -22,12 +22,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array
 from pipeline.data.blocks import BinaryBlock
 from pipeline.models.bernoulli_mixture.params import BernoulliMixtureParams, GroupWeights
 from pipeline.models.bernoulli_mixture.standard_errors import propagate_errors
 from pipeline.statistics.sums import Sums
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array, Counts
 from pipeline.data.blocks import BinaryBlock, unpack_levels
 from pipeline.models.bernoulli_mixture.e_step import MixtureTerms
-
-Array = NDArray[np.float64]
-Counts = NDArray[np.int64]
 
 _kernel = njit(nogil=True, cache=True, error_model="numpy")
 

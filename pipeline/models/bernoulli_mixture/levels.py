@@ -20,11 +20,9 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array, Counts
 from pipeline.data.blocks import BinaryBlock
 from pipeline.numerics.bits import kernels
-
-Array = NDArray[np.float64]
-Counts = NDArray[np.int64]
 
 _MAX_DERIVATIVES = 2_000_000
 _TWO_SIDED = float(scipy.special.ndtri(0.975))

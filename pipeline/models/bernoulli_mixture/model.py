@@ -43,6 +43,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array
 from pipeline.data.blocks import BinaryBlock, iter_word_ranges
 from pipeline.data.features import find_continuous, select_with_levels
 from pipeline.data.level_probabilities import find_level_probabilities
@@ -105,8 +106,6 @@ from pipeline.statistics.counts import (
 )
 from pipeline.statistics.measurements import FIRST_KEY, MeasuredCounts, check_numbers
 from pipeline.statistics.sums import ClusteredSums, Sums
-
-Array = NDArray[np.float64]
 
 MAX_PARAMETERS = 1500
 """With more parameters, the information matrix is too large and there are no standard errors."""

@@ -9,6 +9,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array
 from pipeline.data.blocks import BinaryBlock
 from pipeline.data.features import MAX_LEVELS
 from pipeline.models.bernoulli_mixture.e_step import MixtureTerms, compute_mixture_terms
@@ -26,8 +27,6 @@ from pipeline.params import (
     optional_array_field,
     optional_part_field,
 )
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

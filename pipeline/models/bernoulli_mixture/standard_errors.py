@@ -21,6 +21,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.models.bernoulli_mixture.gaussians import (
     GaussianErrors,
@@ -29,8 +30,6 @@ from pipeline.models.bernoulli_mixture.gaussians import (
 )
 from pipeline.models.bernoulli_mixture.levels import compute_level_errors
 from pipeline.numerics.information import invert_information
-
-Array = NDArray[np.float64]
 
 ErrorForm = Literal["louis", "crossproduct", "sandwich"]
 

@@ -70,6 +70,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array
 from pipeline.data.blocks import BinaryBlock, Tile, pack_block
 from pipeline.data.features import (
     MAX_LEVELS,
@@ -138,7 +139,6 @@ from pipeline.statistics.measurements import (
 from pipeline.statistics.nested_features import warn_about_nested_features
 from pipeline.statistics.sums import Sums
 
-Array = NDArray[np.float64]
 ParamsT = TypeVar("ParamsT")
 
 MIN_SEGMENTS = 3

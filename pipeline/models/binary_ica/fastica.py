@@ -39,6 +39,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
@@ -56,8 +57,6 @@ from pipeline.params import array_field
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warnings, pool_margins
 from pipeline.statistics.row_samples import RowSample
-
-Array = NDArray[np.float64]
 
 MAX_ROWS = 50_000
 """Maximum number of rows used by the search."""

@@ -27,11 +27,11 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction, ThreadsExecutor
 from pipeline.executors.progress import make_local_map
 
-Array = NDArray[np.float64]
 R = TypeVar("R")
 
 TOLERANCE = 1e-7

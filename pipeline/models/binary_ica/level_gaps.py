@@ -11,7 +11,8 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from pipeline.arrays import Array
+
 _MIN_GAP = 1e-4  # between levels without rows, whose offsets may be equal
 
 

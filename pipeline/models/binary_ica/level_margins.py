@@ -18,9 +18,8 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array
 from pipeline.numerics.gaussian.level_bounds import share_between
-
-Array = NDArray[np.float64]
 
 _PRIOR = np.array([0.1, 1.0])  # precisions of m and log s
 _MAX_STEPS, _MAX_HALVINGS, _TOLERANCE = 200, 40, 1e-9

@@ -51,6 +51,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction, SerialExecutor
@@ -104,7 +105,6 @@ from pipeline.statistics.counts import FeatureCounts, PairCounts
 from pipeline.statistics.measurements import FIRST_KEY, MeasuredCounts, MixedStatistics
 from pipeline.statistics.sums import ScoreSums, UntiledStatistics
 
-Array = NDArray[np.float64]
 ScoreFunction = Callable[..., ProbitScores]
 ScoreMethod = Literal["ep", "quadrature", "orthant"]
 

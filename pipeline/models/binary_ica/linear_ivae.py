@@ -56,6 +56,7 @@ import scipy
 from numpy.typing import NDArray
 from scipy.special import expit, logit
 
+from pipeline.arrays import Array, Bits
 from pipeline.data.blocks import BinaryBlock
 from pipeline.data.matching import draw_segments
 from pipeline.errors import FitError
@@ -89,8 +90,6 @@ from pipeline.statistics.counts import make_constant_feature_warnings, pool_marg
 from pipeline.statistics.pair_moments import PairMoments, estimate_memory_of_moments
 from pipeline.statistics.sums import StepSums
 
-Array = NDArray[np.float64]
-Bits = NDArray[np.uint8]
 Index = NDArray[np.int64]
 Numbers = NDArray[Any]
 

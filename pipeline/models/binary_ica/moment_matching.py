@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.executors.progress import label_map
@@ -44,7 +45,6 @@ from pipeline.numerics.metrics import match_columns
 from pipeline.numerics.spectra.linalg import fix_signs
 from pipeline.statistics.counts import PairCounts
 
-Array = NDArray[np.float64]
 MAX_ROUNDS = 20
 INTERVAL_LEVEL = 0.95
 _MAX_CHANGE = 1e-3

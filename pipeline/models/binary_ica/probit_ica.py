@@ -17,6 +17,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array
 from pipeline.data.blocks import BinaryBlock, unpack_levels
 from pipeline.data.features import find_continuous
 from pipeline.data.matching import UNKNOWN_SEGMENT, draw_segments
@@ -33,7 +34,6 @@ from pipeline.numerics.probit.probit_scores import MAX_COMPONENTS, quadrature_sc
 from pipeline.numerics.probit.wide_rows import probit_codes
 from pipeline.random import RowRandom
 
-Array = NDArray[np.float64]
 PROBIT_SCALE = np.sqrt(np.pi / 8)
 """Scale in P(x = 1) = Φ(√(π/8) y), which is close to a logistic function of y."""
 _FAR = 9.9  # standard deviations, beyond which a normal has no rows

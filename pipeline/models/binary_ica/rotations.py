@@ -15,11 +15,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import scipy
-from numpy.typing import NDArray
 
+from pipeline.arrays import Array
 from pipeline.errors import FitWarning
-
-Array = NDArray[np.float64]
 
 UNLINKED_SOURCES = (
     "which source of one part belongs to which of another, and with which sign, is not determined"

@@ -19,6 +19,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array
 from pipeline.data.features import MAX_LEVELS
 from pipeline.errors import FitError
 from pipeline.models.binary_ica.level_gaps import (
@@ -31,7 +32,6 @@ from pipeline.numerics.spectra.linalg import fix_signs
 from pipeline.params import NumberRange, array_field, optional_array_field
 from pipeline.statistics.sums import ScoreSums
 
-Array = NDArray[np.float64]
 _PRIOR_WEIGHT = 12.0  # of the prior of norms, per norm that the data leave open
 # Of the priors of log gaps and log scales; that of gaps matters only for levels without rows.
 _GAP_VARIANCE = _SCALE_VARIANCE = 4.0

@@ -18,6 +18,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array, Counts
 from pipeline.executors.base import MapFunction
 from pipeline.models.binary_ica.gaussian_likelihood import ScaleMoments, SegmentMoments
 from pipeline.models.binary_ica.level_margins import fit_level_margins
@@ -29,9 +30,6 @@ from pipeline.statistics.correlations import (
     estimate_tetrachoric,
 )
 from pipeline.statistics.counts import PairCounts, PairTable
-
-Array = NDArray[np.float64]
-Counts = NDArray[np.int64]
 
 MAX_UNDEFINED_SHARE = 0.1
 """Maximum share of undefined pairs; a segment with more is left out."""

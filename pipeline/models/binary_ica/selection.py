@@ -32,6 +32,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.executors.progress import label_map
@@ -51,8 +52,6 @@ from pipeline.models.binary_ica.segment_correlations import (
 from pipeline.numerics.gaussian.pair_tables import pair_log_likelihood
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.statistics.counts import PairCounts, PairTable
-
-Array = NDArray[np.float64]
 
 RIDGE_GRID = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 1e4)
 """Condition numbers to choose from: the larger, the weaker the ridge."""

@@ -24,6 +24,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array
 from pipeline.data.blocks import BinaryBlock
 from pipeline.data.features import Feature, find_continuous
 from pipeline.executors.base import MapFunction
@@ -56,8 +57,6 @@ from pipeline.statistics.measurements import (
     sum_moments,
 )
 from pipeline.statistics.sums import Sums
-
-Array = NDArray[np.float64]
 
 _NANOSECONDS_PER_PROBABILITY = 40.0
 

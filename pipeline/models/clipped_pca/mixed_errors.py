@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array, Indices
 from pipeline.models.clipped_pca.standard_errors import (
     CorrelationInfluence,
     compute_moves,
@@ -33,9 +34,6 @@ from pipeline.numerics.gaussian.polyserial_influence import (
     evaluate_influence,
     polyserial_influence,
 )
-
-Array = NDArray[np.float64]
-Indices = NDArray[np.int64]
 
 
 class MixedCounts(NamedTuple):

@@ -11,6 +11,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array
 from pipeline.data.blocks import BinaryBlock, unpack_levels
 from pipeline.numerics.gaussian.pair_tables import PairStatus
 from pipeline.numerics.gaussian.polyserial import (
@@ -22,8 +23,6 @@ from pipeline.numerics.gaussian.polyserial import (
     sum_polyserial_derivatives,
 )
 from pipeline.statistics.measurements import standardize_numbers
-
-Array = NDArray[np.float64]
 
 MAX_PASSES = 100
 """Maximum number of passes of Newton's method."""

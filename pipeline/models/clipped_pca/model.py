@@ -60,6 +60,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array
 from pipeline.data.blocks import BinaryBlock, PackedChunk, Tile, unpack_levels
 from pipeline.data.features import (
     MAX_LEVELS,
@@ -131,8 +132,6 @@ from pipeline.statistics.measurements import (
 )
 from pipeline.statistics.nested_features import warn_about_nested_features
 from pipeline.statistics.null_spectrum import estimate_null_quantiles
-
-Array = NDArray[np.float64]
 
 _CONSTANT_SCALE = 1e-7  # of a value; samples then equal it as numbers of 32 bits
 MIN_NOISE = 1e-3

@@ -27,12 +27,12 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.models.state import FitState
 from pipeline.numerics.gaussian.polychoric_influence import polychoric_influence
 from pipeline.statistics.counts import PairCounts, PairTable
 
-Array = NDArray[np.float64]
 Planes = NDArray[np.int64]
 SumOverRows = Callable[[Array, NDArray[np.uint8] | None, Array], Array]
 """Sums (D v)(D v)ᵀ over rows, given Gaussians, their mask and eigenvectors."""

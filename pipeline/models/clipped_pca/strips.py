@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array, Indices
 from pipeline.data.blocks import BinaryBlock, PackedChunk, iter_blocks, iter_word_ranges
 from pipeline.executors.base import MapFunction
 from pipeline.models.clipped_pca.mixed_pairs import (
@@ -37,8 +38,6 @@ from pipeline.statistics.correlations import (
 from pipeline.statistics.counts import StripCounts, count_strip, make_strip_table
 from pipeline.statistics.measurements import sum_moments
 
-Array = NDArray[np.float64]
-Indices = NDArray[np.int64]
 Statuses = NDArray[np.uint8]
 
 _MAX_PARTS = 32

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array, Bits
 from pipeline.data.blocks import BinaryBlock
 from pipeline.executors.base import MapFunction
 from pipeline.executors.cancellation import check_cancelled
@@ -29,9 +30,7 @@ from pipeline.models.noisy_or.gibbs import (
 from pipeline.params import NumberRange, layer_arrays_field, optional_array_field
 from pipeline.random import RowRandom
 
-Array = NDArray[np.float64]
 Arrays = Mapping[str, NDArray[Any]]
-Bits = NDArray[np.uint8]
 
 MIN_LEAK = 1e-4
 """Smallest weight of a leak; without leaks, rows that no unit explains would have probability 0."""

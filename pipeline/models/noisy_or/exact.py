@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, logit
 
+from pipeline.arrays import Array, Bits
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.learning.convergence import (
     AccelerationMemory,
@@ -37,9 +38,6 @@ from pipeline.models.noisy_or.estimation import (
     reestimate,
 )
 from pipeline.models.noisy_or.gibbs import MISSING, list_states
-
-Array = NDArray[np.float64]
-Bits = NDArray[np.uint8]
 
 CELLS_AT_ONCE = 1 << 18
 """Rows in memory times states and features."""

@@ -27,13 +27,12 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array, Bits
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.numerics.networks.boltzmann_rows import log_mean_exp
 from pipeline.numerics.row_random import draw_uniform, make_row_state
 from pipeline.random import RowRandom
 
-Array = NDArray[np.float64]
-Bits = NDArray[np.uint8]
 Integers = NDArray[np.int64]
 RowWorkspace = tuple[Array, Array, Array, Array, Array, Array]
 

@@ -60,6 +60,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array, Bits
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
@@ -123,9 +124,6 @@ from pipeline.random import RowRandom
 from pipeline.statistics.counts import make_constant_feature_warnings, pool_margins
 from pipeline.statistics.row_samples import RowSample
 from pipeline.statistics.sums import Sums
-
-Array = NDArray[np.float64]
-Bits = NDArray[np.uint8]
 
 SAMPLE_ROWS = 5000
 """Number of rows that networks are searched with."""

@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from pipeline.arrays import Array, Bits
 from pipeline.executors.base import MapFunction
 from pipeline.learning.convergence import (
     ObjectiveCriterion,
@@ -45,9 +45,6 @@ from pipeline.models.noisy_or.exact import (
 )
 from pipeline.models.noisy_or.gibbs import estimate_row_likelihoods
 from pipeline.random import RowRandom
-
-Array = NDArray[np.float64]
-Bits = NDArray[np.uint8]
 
 MAX_CHOSEN_UNITS = 64
 """Largest layer that the search for the number of units tries."""

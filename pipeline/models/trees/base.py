@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from pipeline.arrays import Array, Counts
 from pipeline.data.blocks import BinaryBlock
 from pipeline.learning.held_out import is_held_out
 from pipeline.models.state import Arrays
 from pipeline.random import RowRandom
-
-Array = NDArray[np.float64]
-Counts = NDArray[np.int64]
 
 SAMPLE_ROWS = 4000
 """About as many rows are used by short runs from trees."""

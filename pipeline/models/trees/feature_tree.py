@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array, Counts
 from pipeline.data.blocks import PackedChunk
 from pipeline.models.state import Arrays
 from pipeline.numerics.trees.dependence import compute_table_correlation, sum_information
@@ -31,8 +32,6 @@ from pipeline.statistics.counts import (
     make_strip_table,
 )
 
-Array = NDArray[np.float64]
-Counts = NDArray[np.int64]
 ReadTable = Callable[[slice, slice], PairTable]
 """Returns the tables of some planes (left) with others (right)."""
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from pipeline.arrays import Array, Counts
 from pipeline.models.trees.tree_starts import N_SHARE_POWERS, add_noise, weight_pairs
 from pipeline.numerics.trees.dependence import compute_table_information
 from pipeline.numerics.trees.spanning_tree import (
@@ -23,9 +23,6 @@ from pipeline.numerics.trees.spanning_tree import (
     order_from_root,
 )
 from pipeline.numerics.trees.state_pairs import fit_state_pairs
-
-Array = NDArray[np.float64]
-Counts = NDArray[np.int64]
 
 _TILT = 3.0
 """Standard deviation over states of log P(highest) − log P(lowest level)."""

@@ -49,6 +49,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array, Counts, Levels
 from pipeline.data.blocks import BinaryBlock, PackedChunk, iter_word_ranges, unpack_levels
 from pipeline.data.features import (
     MAX_LEVELS,
@@ -126,10 +127,6 @@ from pipeline.statistics.counts import (
     warn_about_levels,
 )
 from pipeline.statistics.sums import Sums
-
-Array = NDArray[np.float64]
-Counts = NDArray[np.int64]
-Levels = NDArray[np.uint8]
 
 MAX_SQUARE_FEATURES = 4000
 """Most planes whose pairs are counted in one table; more are counted in strips."""

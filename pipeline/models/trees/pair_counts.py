@@ -12,15 +12,11 @@ from __future__ import annotations
 
 import numpy as np
 import scipy
-from numpy.typing import NDArray
 
+from pipeline.arrays import Array, Counts, Levels
 from pipeline.data.blocks import BinaryBlock
 from pipeline.numerics.trees.binary_rows import sum_complete_tables
 from pipeline.numerics.trees.messages import MISSING, add_expected_tables, fill_expectations
-
-Array = NDArray[np.float64]
-Counts = NDArray[np.int64]
-Levels = NDArray[np.uint8]
 
 _NEGLIGIBLE = 1e-10  # posterior that a row may lose
 

@@ -58,6 +58,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array, Counts, Levels
 from pipeline.data.blocks import BinaryBlock, PackedChunk, iter_word_ranges, unpack_levels
 from pipeline.data.features import MAX_LEVELS, split_into_planes
 from pipeline.errors import FitError
@@ -125,10 +126,6 @@ from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, count_rows_by_level, warn_about_levels
 from pipeline.statistics.sums import Sums
-
-Array = NDArray[np.float64]
-Counts = NDArray[np.int64]
-Levels = NDArray[np.uint8]
 
 _BATCH_WORDS = 64  # rows whose indicators are in memory at once: 4,096
 _IMPOSSIBLE = "The tables of the trees give a row the probability 0. Fit again."

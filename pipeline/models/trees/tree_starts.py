@@ -17,14 +17,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.arrays import Array, Counts, Levels
 from pipeline.numerics.trees.dependence import sum_information
 from pipeline.numerics.trees.messages import MISSING
 from pipeline.numerics.trees.spanning_tree import find_maximum_spanning_tree, make_tables
 from pipeline.random import RowRandom
-
-Array = NDArray[np.float64]
-Counts = NDArray[np.int64]
-Levels = NDArray[np.uint8]
 
 _SHARE_POWERS = (1.0, 0.5, 0.0)
 """Powers of the share of rows that observe a pair, by which its information is multiplied."""
