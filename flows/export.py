@@ -10,12 +10,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from rich.console import Console
 
 from flows.cli.app import EXIT_CODES, make_app, run_app
-from flows.cli.options import DATA, MODEL, OUTPUT, Json, Option, Overwrite, Standardize, WholeNumber
+from flows.cli.options import (
+    DATA,
+    MODEL,
+    OUTPUT,
+    Json,
+    Option,
+    Overwrite,
+    Standardize,
+    WholeNumber,
+    check_table_file,
+    check_table_size,
+)
 from flows.cli.progress import report_progress
 from flows.cli.startup import pause_garbage_collection
 from flows.cli.summary import join_names, list_scales, print_json
 from flows.data.datasets import LoadedModel, load_fitted_model, open_dataset_or_example
-from flows.exporting.formats import check_table_file, check_table_size
 from flows.running.flow import make_flow
 from pipeline.errors import FitError
 from storage.codes.codes import Codes, open_codes

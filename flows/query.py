@@ -22,10 +22,10 @@ from flows.cli.options import (
     Overwrite,
     Repeatable,
     Switch,
+    check_table_file,
 )
 from flows.cli.summary import print_json, print_summary
 from flows.data.datasets import load_fitted_model
-from flows.exporting.formats import check_table_file
 from pipeline.data.matching import find_segment_index
 from pipeline.errors import FitError
 from pipeline.inference.query import SEGMENT_REMEDY, QueryAnswer, answer_query, make_query

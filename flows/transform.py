@@ -25,6 +25,9 @@ from flows.cli.options import (
     Split,
     Standardize,
     Switch,
+    check_table_file,
+    check_table_size,
+    has_table_suffix,
 )
 from flows.cli.startup import pause_garbage_collection
 from flows.cli.summary import list_scales, print_summary
@@ -37,7 +40,6 @@ from flows.data.datasets import (
     resolve_split,
 )
 from flows.data.parameter_tables import read_known_items
-from flows.exporting.formats import check_table_file, check_table_size, has_table_suffix
 from flows.fitting.provenance import compute_fingerprint
 from flows.running.executors import prepare_executor
 from flows.running.flow import StageRunner, make_flow, run_command, run_stages

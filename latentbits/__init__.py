@@ -35,9 +35,7 @@ if TYPE_CHECKING:
         TreeMixture,
     )
     from latentbits.fitted import Fitted, load
-    from latentbits.functions import evaluate, fit, transform
-    from latentbits.items import link_items
-    from latentbits.queries import query
+    from latentbits.functions import evaluate, fit, link_items, query, transform
     from latentbits.scorer import Scorer
     from storage import load_artifact, open_codes
 
@@ -78,8 +76,8 @@ _MODULES = {
     **dict.fromkeys(("evaluate", "fit", "transform"), "latentbits.functions"),
     **dict.fromkeys(("from_dataframe", "from_numpy", "open_dataset"), "latentbits.data"),
     **dict.fromkeys(("Fitted", "load"), "latentbits.fitted"),
-    "link_items": "latentbits.items",
-    "query": "latentbits.queries",
+    "link_items": "latentbits.functions",
+    "query": "latentbits.functions",
     "Scorer": "latentbits.scorer",
 }
 

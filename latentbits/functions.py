@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 from flows.running.resources import check_memory, find_memory_limit
 from latentbits.data import make_dataset
 from latentbits.fitted import Evaluation, Fitted, FittedEstimator, LatentCodes, find_fitted
-from latentbits.items import read_items
-from pipeline.data.batches import translate_read_errors
+from pipeline.data.batches import list_columns, read_columns, translate_read_errors
 from pipeline.data.blocks import RowSource
 from pipeline.data.column_measures import check_row_columns
 from pipeline.data.datasets import Dataset, MemoryDataset, get_row_columns, make_row_source
+from pipeline.data.display import DisplayItems, ResultDisplayMixin
 from pipeline.data.features import (
     are_binary,
     count_planes,
@@ -41,6 +41,7 @@ from pipeline.data.matching import (
     check_same_levels,
     check_split_levels,
     describe_unknown_segments,
+    find_segment_index,
     find_segment_indices,
     map_fitted_segments,
 )
@@ -64,6 +65,7 @@ from pipeline.evaluation.evaluate import (
     match_segments,
 )
 from pipeline.evaluation.held_out_values import describe_held_out_values
+from pipeline.evaluation.linking import ItemLink, compute_link
 from pipeline.evaluation.neighbourhoods import (
     MAX_QUERY_ROWS,
     MAX_REFERENCE_ROWS,
@@ -86,6 +88,7 @@ from pipeline.fitting.loop import (
 from pipeline.fitting.pair_work import get_pair_job_label
 from pipeline.fitting.prepare import FitRequest, PatternTable, PreparedFit, prepare
 from pipeline.inference.orientation import orient_fit
+from pipeline.inference.query import SEGMENT_REMEDY, QueryAnswer, answer_query, make_query
 from pipeline.inference.transform import (
     AddedArrays,
     Reconstruction,
@@ -94,6 +97,7 @@ from pipeline.inference.transform import (
     transform_rows,
 )
 from pipeline.models.base import Model
+from pipeline.models.known_items import KnownItems, get_fitted_items, parse_known_items
 from pipeline.models.latent_trait.em import ItemKind
 from pipeline.models.state import FitState
 from pipeline.numerics.three_step import Correction
@@ -106,6 +110,7 @@ from storage.stores.local_path import check_local_path
 
 if TYPE_CHECKING:
     from storage.stores.locations import AnyPath
+
 
 __all__ = [
     "Evaluation",
@@ -708,3 +713,140 @@ def _make_cell_screen() -> ShowLine:
             shown.append(display_new(data, raw=True, display_id=True))
 
     return show
+
+
+def query(
+    fitted: Fitted | FittedEstimator | str | AnyPath,
+    given: Mapping[str, Any] | None = None,
+    of: Sequence[str] | str = (),
+    *,
+    joint: bool = False,
+    segment: str | None = None,
+) -> QueryAnswer:
+    """Compute probabilities of features, given the values of other features.
+
+    Features that are neither in `given` nor in `of` may have any value: the likelihood of the model
+    integrates them out.
+
+    Parameters
+    ----------
+    fitted
+        The fitted model: the result of `fit`, a fitted estimator, or the path of a fit.
+    given
+        The evidence: a level, or the number of a continuous feature, by feature. None means no
+        evidence.
+    of
+        Names of the features whose probabilities to compute, or one name.
+    joint
+        Compute the probabilities of all combinations of their levels, instead of each feature.
+    segment
+        Name of a segment, or group, of the fit. None takes all, with their shares of the fitted
+        rows.
+
+    Returns
+    -------
+    QueryAnswer
+        Columns of a table, also for a data frame: one line per level of each feature, with
+        `probability`, `marginal` (without evidence) and `lift`, their ratio. `log_evidence` is the
+        log-probability of the evidence.
+
+    Raises
+    ------
+    FitError
+        If a name or a level is unknown, the evidence is impossible, or the model has no accurate
+        likelihood.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> answer = query("runs/baskets", {"milk": 1}, ["bread", "butter"])  # doctest: +SKIP
+    >>> pd.DataFrame(answer)  # doctest: +SKIP
+    """
+    own = find_fitted(fitted)
+    names = [of] if isinstance(of, str) else list_names(of, "of")
+    if not isinstance(given, Mapping | None):
+        raise FitError(f"given must be a dictionary of values, but is a {type(given).__name__}.")
+    checked = make_query(own.features, given or {}, names, joint=joint)
+    index = None
+    if segment is not None:
+        segments = map_fitted_segments(own.params, own.segment_names)
+        index = find_segment_index(segments, segment, SEGMENT_REMEDY)
+    return answer_query(own.model, own.params, checked, index)
+
+
+def read_items(items: Any) -> KnownItems:
+    """Read known items from anything that `fit` takes.
+
+    Raises
+    ------
+    ValueError
+        If they cannot be read; see `pipeline.models.known_items.parse_known_items`.
+    """
+    items = getattr(items, "fitted_", items)
+    if isinstance(items, Fitted):
+        digest = items.manifest.get("manifest_digest")
+        return get_fitted_items(items.model, items.params, items.feature_names, "the fit", digest)
+    if isinstance(items, str | Path):
+        from flows.data.parameter_tables import read_known_items  # imports what reads files
+
+        return read_known_items(str(items))
+    if not isinstance(items, Mapping):
+        remedy = "Give the columns feature, slope and offset."
+        frame = wrap_frame(items, remedy)
+        items = read_columns(frame, list_columns(frame))
+    return parse_known_items({k: list(np.atleast_1d(v)) for k, v in items.items()}, "the table")
+
+
+class LinkedItems(ResultDisplayMixin, dict[str, Any]):
+    """Results of `link_items`: columns of a table of items, for `fit(items=…)` or a data frame.
+
+    `feature`, `slope` and `offset` are the items of the new fit on the scale of the old one.
+
+    Attributes
+    ----------
+    A, B
+        The constants: a trait x of the new fit is A x + B on the scale of the old one.
+    common
+        Names of the items in both fits.
+    difference
+        Root mean squared difference of the test characteristic curves of the common items, in ones.
+    """
+
+    def __init__(self, features: tuple[str, ...], link: ItemLink) -> None:
+        super().__init__(feature=list(features), slope=link.slopes, offset=link.offsets)
+        self.A, self.B = link.A, link.B
+        self.common, self.difference = link.common, link.difference
+
+    def _iter_display_items(self) -> DisplayItems:
+        yield "A", f"{self.A:.6g}"
+        yield "B", f"{self.B:.6g}"
+        yield "common items", f"{len(self.common):,}"
+        yield "difference", f"{self.difference:.3g}"
+        yield "items", f"{len(self['feature']):,}"
+
+
+def link_items(
+    new: Fitted | FittedEstimator | str | AnyPath, old: Fitted | FittedEstimator | str | AnyPath
+) -> LinkedItems:
+    """Put the items of a latent-trait fit on the scale of another one with common items.
+
+    The constants of the scale minimise the difference of the test characteristic curves of the
+    common items (M. L. Stocking, F. M. Lord, Applied Psychological Measurement 7, 1983).
+
+    Parameters
+    ----------
+    new, old
+        Fits with one component each: results of `fit`, fitted estimators, or paths. Items are
+        matched by name.
+
+    Raises
+    ------
+    FitError
+        If a fit is of another model or has several components, or fewer than two items are common.
+    """
+    own = find_fitted(new)
+    items = [
+        get_fitted_items(fitted.model, fitted.params, fitted.feature_names, source)
+        for fitted, source in ((own, "The new fit"), (find_fitted(old), "the old fit"))
+    ]
+    return LinkedItems(own.feature_names, compute_link(*items))

@@ -1,4 +1,4 @@
-"""Names and values in options: quoted if they contain a mark of the options' syntax."""
+"""Names, values and numbers in options: quoted if they contain a mark of the options' syntax."""
 
 from __future__ import annotations
 
@@ -70,3 +70,17 @@ def join_levels(levels: Sequence[str]) -> str:
 def quote_prefix(features: str) -> str:
     """Return the prefix `FEATURES:` of an option; empty for all features."""
     return "" if features == "*" else f"{quote(features)}:"
+
+
+def parse_float(text: str) -> float | None:
+    """Parse a number; return None for anything else.
+
+    Python also reads 1_000, digits of other alphabets, and infinity as numbers; no file means them.
+    """
+    word = text.strip()
+    if "_" in word or not word.isascii() or word.lower().endswith("infinity"):
+        return None
+    try:
+        return float(word)
+    except ValueError:
+        return None

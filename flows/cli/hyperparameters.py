@@ -28,7 +28,7 @@ from pipeline.models.registry import (
 )
 from pipeline.models.settings import AUTO, describe_settings, describe_type, list_hyperparameters
 from storage.named_values import collect_values
-from storage.numbers import parse_float
+from storage.quoting import parse_float
 
 if TYPE_CHECKING:
     from pipeline.models.base import Model

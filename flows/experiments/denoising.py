@@ -35,8 +35,7 @@ from flows.experiments.drawing import (
     save_images,
     write_figure,
 )
-from flows.experiments.tipping import open_images
-from flows.experiments.tipping_figures import BinaryImages
+from flows.experiments.tipping import BinaryImages, open_images
 from flows.report.figures.axes import make_axis, make_name_axis
 from flows.report.figures.colours import COLOURS, GREY, MARKERS
 from flows.report.figures.images import ImageLayout

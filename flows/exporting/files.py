@@ -13,7 +13,7 @@ import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet
 
-from flows.exporting.formats import check_table_size
+from flows.cli.options import check_table_size
 from storage.errors import DataError
 from storage.read_ahead import read_ahead
 from storage.stores.locations import check_target_file

@@ -27,7 +27,7 @@ from storage.format.schema import (
     make_levels_spec,
     open_checked_array,
 )
-from storage.numbers import parse_float
+from storage.quoting import parse_float
 from storage.stores.locations import AnyPath, checksum
 
 PAGE_TEXTS = 1 << 16

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 from glob import glob, has_magic
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zipfile import ZipFile
 
 from storage.errors import DataError
@@ -21,6 +22,7 @@ from storage.sources.base import (
     Source,
     SourceBatch,
     SourceUpdates,
+    compute_file_tag,
     translate_read_errors,
 )
 from storage.sources.derived import (
@@ -32,7 +34,6 @@ from storage.sources.derived import (
     parse_folder_columns,
     select_features,
 )
-from storage.sources.new_files import NewFiles, collect_tags, list_new_files
 from storage.sources.number_texts import find_basket_items, open_baskets, open_matrix_market
 from storage.sources.ordered_levels import (
     check_same_levels,
@@ -87,6 +88,9 @@ __all__ = [
     "parse_ordinal",
     "select_occurring_levels",
 ]
+
+SETTLE_SECONDS = 60.0
+"""A local file counts as complete this long after the last write; objects appear complete."""
 
 
 def _make_lazy_opener(module: str, function: str) -> Callable[[str, ReadOptions], Source]:
@@ -274,11 +278,6 @@ def expand_sources(patterns: Sequence[str]) -> list[str]:
     return [path for pattern in patterns for path in _expand(pattern)]
 
 
-def find_new_files(folders: Sequence[str], known_tags: Mapping[str, str]) -> NewFiles:
-    """Find the data files below folders or prefixes that are new; see `list_new_files`."""
-    return list_new_files(folders, known_tags, _OPENERS)
-
-
 def _expand(pattern: str) -> list[str]:
     if is_url(pattern):
         return _expand_url(pattern)
@@ -319,3 +318,93 @@ def _expand_url(pattern: str) -> list[str]:
 
 def _find_suffix(path: str) -> str | None:
     return next((suffix for suffix in _OPENERS if path.lower().endswith(suffix)), None)
+
+
+class SourceFile(NamedTuple):
+    """A file by its absolute path or URL, and a tag that changes with its content.
+
+    `written` is the time of the last write, in seconds since 1970; 0 for an object.
+    """
+
+    path: str
+    tag: str
+    written: float = 0.0
+
+
+class NewFiles(NamedTuple):
+    """New files below some folders, sorted by name; files in `waiting` may still be written to.
+
+    `n_known` is the number of files read before.
+    """
+
+    new: list[str]
+    waiting: list[str]
+    n_known: int
+
+
+def find_new_files(folders: Sequence[str], known_tags: Mapping[str, str]) -> NewFiles:
+    """Find the files below folders, or prefixes such as `s3://bucket/in`, that are new.
+
+    `known_tags` are the tags of the files read before, by path. Other suffixes, and paths with a
+    part that starts with `.` or `_`, are ignored. Raises `DataError` if a folder does not exist, or
+    a file that was read before has changed.
+    """
+    files = [file for folder in folders for file in _list_data_files(folder)]
+    for file in files:
+        if known_tags.get(file.path, file.tag) != file.tag:
+            raise DataError(
+                f"{file.path}: the file has changed since it was ingested. Write new rows to "
+                "another file, or ingest all files again with {overwrite}."
+            )
+    new = [file for file in files if file.path not in known_tags]
+    settled = time.time() - SETTLE_SECONDS
+    return NewFiles(
+        [file.path for file in new if file.written <= settled],
+        [file.path for file in new if file.written > settled],
+        len(files) - len(new),
+    )
+
+
+def collect_tags(sources: Iterable[Source]) -> dict[str, str]:
+    """Return the tags of the files of opened sources, by absolute path or URL."""
+    tags = (getattr(source, "tags", {}) for source in sources)  # examples have none
+    return {path: tag for by_path in tags for path, tag in by_path.items()}
+
+
+def _list_data_files(folder: str) -> list[SourceFile]:
+    """List the data files below a folder, sorted by name."""
+    files = _list_objects(folder) if is_url(folder) else _list_local_files(Path(folder))
+    by_name = {name: file for name, file in files if _find_suffix(name)}
+    hidden = {name for name in by_name if any(part[:1] in "._" for part in name.split("/"))}
+    return [by_name[name] for name in sorted(by_name.keys() - hidden)]
+
+
+def _list_objects(url: str) -> list[tuple[str, SourceFile]]:
+    folder = parse_object_url(url)
+    start = len(folder.key) + 1
+    files = [
+        (key[start:], SourceFile(f"{folder.root}/{key}", tag))
+        for key, tag in folder.list_tags().items()
+    ]
+    if not files and folder.is_file():
+        raise _make_no_folder_error(url)
+    return files
+
+
+def _list_local_files(folder: Path) -> list[tuple[str, SourceFile]]:
+    if not folder.is_dir():
+        raise _make_no_folder_error(str(folder))
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return [
+        (
+            path.relative_to(folder).as_posix(),
+            SourceFile(str(path.resolve()), compute_file_tag(path), path.stat().st_mtime),
+        )
+        for path in files
+    ]
+
+
+def _make_no_folder_error(path: str) -> DataError:
+    return DataError(
+        f"{path}: this is not a folder. Check the path, or leave out {{new}} to read one file."
+    )

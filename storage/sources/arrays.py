@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from storage.errors import DataError
 from storage.sources.base import Source, SourceBatch, check_integers, make_feature_names
-from storage.sources.spool import Entries, format_duplicate, spool_entries
-from storage.sources.temporary import TemporaryFolder
+from storage.sources.spool import Entries, TemporaryFolder, format_duplicate, spool_entries
 from storage.sources.value_codes import (
     MISSING,
     ReadOptions,

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from storage.errors import DataError
 from storage.format.schema import MISSING_INTEGER
-from storage.numbers import parse_float
-from storage.quoting import quote_prefix
+from storage.quoting import parse_float, quote_prefix
 from storage.sources.base import Source, SourceBatch, check_integers
 from storage.sources.ordered_levels import check_same_order, make_level_map, merge_orders
 from storage.sources.value_codes import (

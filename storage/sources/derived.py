@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from storage.errors import DataError
 from storage.sources.base import Source, SourceBatch, copy_fields
-from storage.sources.temporary import TemporaryFolder
+from storage.sources.spool import TemporaryFolder
 from storage.stores.object_path import ObjectPath, is_url, parse_object_url
 
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from storage.dataset.feature_levels import BINARY_LEVELS, MAX_LEVELS, format_levels
 from storage.errors import DataError
-from storage.numbers import parse_float
 from storage.quoting import (
     join_levels,
+    parse_float,
     quote,
     quote_prefix,
     quote_raw,

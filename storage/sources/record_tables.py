@@ -17,8 +17,7 @@ import pyarrow.parquet
 
 from storage.errors import DataError
 from storage.extras import check_installed
-from storage.numbers import parse_float
-from storage.quoting import quote_raw
+from storage.quoting import parse_float, quote_raw
 from storage.sources.arrow_columns import (
     can_be_kept,
     find_ordered_dictionaries,

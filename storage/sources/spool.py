@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import socket
 import tempfile
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,8 +20,11 @@ from numpy.typing import NDArray
 from storage.errors import DataError
 from storage.read_ahead import read_ahead
 from storage.sources.base import Source, SourceBatch
-from storage.sources.temporary import TemporaryFolder
 from storage.sources.value_codes import INVALID, MISSING, ValueCodes, encode_numbers
+from storage.stores.locations import LOCK_SUFFIX, Lock, LockedError
+
+_PREFIX = f"latentbits-{socket.gethostname()}-"
+"""Machines may share the parent folder, but perhaps not their locks."""
 
 DuplicateRule = Literal["last", "any"]
 """How duplicate entries count: the last one, or the highest; 1 if any is 1, else 0 if any is 0."""
@@ -31,6 +37,54 @@ Entries = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 CellCodes = tuple[NDArray[np.int64], ValueCodes]
 # Cells of some entries, and the values of those of continuous features, (n_entries,) each.
 CellNumbers = tuple[NDArray[np.int64], NDArray[np.float32]]
+
+
+class TemporaryFolder(tempfile.TemporaryDirectory[str]):
+    """A temporary folder; if its process is killed, a later one on this machine deletes it."""
+
+    def __init__(self) -> None:
+        _delete_abandoned_folders()
+        while True:
+            super().__init__(prefix=_PREFIX)
+            try:
+                lock = _lock_folder(Path(self.name))
+            except (LockedError, FileNotFoundError):
+                continue  # another process found it without a lock, and deletes or deleted it
+            except OSError:
+                return  # a file system without locks, where folders are never found abandoned
+            # The system releases the lock when the process dies, however that happens.
+            self._release = weakref.finalize(self, lock.release)
+            if Path(self.name).exists():
+                return
+            self._release()
+
+    def cleanup(self) -> None:
+        """Delete the folder, and release its lock."""
+        super().cleanup()
+        if (release := getattr(self, "_release", None)) is not None:
+            release()
+
+
+def _lock_folder(folder: Path) -> Lock:
+    """Lock a folder of this user.
+
+    Raises `OSError` if it is another user's, another process has locked it, or there are no locks.
+    """
+    if folder.is_symlink() or (hasattr(os, "getuid") and folder.lstat().st_uid != os.getuid()):
+        raise PermissionError(str(folder))
+    return Lock(folder.with_name(folder.name + LOCK_SUFFIX))
+
+
+def _delete_abandoned_folders() -> None:
+    """Delete the folders of processes that were killed: they exist, but nobody holds the lock."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            if folder.suffix != LOCK_SUFFIX:
+                lock = _lock_folder(folder)
+                try:
+                    shutil.rmtree(folder)
+                finally:
+                    lock.release()
 
 
 @dataclass(frozen=True)

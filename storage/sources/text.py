@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import DataError
-from storage.numbers import parse_float
+from storage.quoting import parse_float
 
 TABLE_BLOCK_BYTES = 1 << 23
 # A short number takes two bytes as text, but tens of bytes while it is processed.

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from storage.dataset.feature_levels import MAX_LEVELS
 from storage.errors import DataError
-from storage.numbers import parse_float
 from storage.quoting import (
     join_levels,
+    parse_float,
     quote,
     quote_prefix,
     quote_raw,

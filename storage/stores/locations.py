@@ -19,11 +19,11 @@ import google_crc32c
 import numpy as np
 import psutil
 import zarr
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from storage.errors import DataError, FolderInUseError, StoreUnreachableError
 from storage.stores.local_path import check_local_path
-from storage.stores.locks import LOCK_SUFFIX, Lock, LockedError
 from storage.stores.object_path import (
     FORMAT_MARK,
     ObjectPath,
@@ -33,6 +33,9 @@ from storage.stores.object_path import (
     parse_object_url,
 )
 from storage.stores.object_store import STORE_KINDS, translate_store_errors
+
+LOCK_SUFFIX = ".lock"
+"""Ending of the names of lock files."""
 
 DATASET_FORMAT = "latentbits-dataset"
 MANIFEST_NAME = "manifest.json"
@@ -44,9 +47,49 @@ _FILE_SUFFIXES = (
     *(".csv", ".tsv", ".txt", ".dat", ".json", ".parquet", ".feather", ".npy", ".npz", ".mtx"),
     *(".h5", ".hdf5", ".mat", ".pkl", ".xlsx", ".html", ".gz", ".zip"),
 )
-
 AnyPath = Path | ObjectPath
 """A path on this machine or in an object store."""
+
+
+class LockedError(OSError):
+    """Another process holds the lock."""
+
+
+class Lock:
+    """A lock whose file exists only while it is held.
+
+    A process that is killed leaves the file, but not the lock: the next process takes both.
+
+    Parameters
+    ----------
+    path
+        The lock file, in a folder that exists.
+
+    Raises
+    ------
+    LockedError
+        If another process, or another part of this one, holds the lock.
+    OSError
+        If the file system has no locks, or the file cannot be created.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = FileLock(path, timeout=0, thread_local=False)
+        try:
+            self._lock.acquire()
+        except Timeout:
+            raise LockedError(str(path)) from None
+
+    def release(self) -> None:
+        """Delete the lock file and release the lock.
+
+        The file goes first, so that a process which takes the lock afterwards has a new file. On
+        Windows a file that is locked cannot be deleted, and `filelock` deletes it.
+        """
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+        self._lock.release()
 
 
 def parse_path(text: str | AnyPath) -> AnyPath:

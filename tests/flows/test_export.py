@@ -434,7 +434,7 @@ def test_a_full_disk_is_named(tmp_path, suffix):
 
 
 def test_excel_has_no_room_for_more_rows(cli, transformed, monkeypatch, dataset, artifact):
-    monkeypatch.setattr("flows.exporting.formats._MAX_EXCEL_SHAPE", (599, 100))
+    monkeypatch.setattr("flows.cli.options._MAX_EXCEL_SHAPE", (599, 100))
     transformed("clipped-pca", "z.zarr")
     expected = "Excel takes at most 599 rows and 100 columns, but there are 600"
     export = ("export", "--what", "codes", "--codes", "z.zarr", "--output", "t.xlsx")

@@ -16,7 +16,7 @@ from flows.data.columns import ColumnRoles
 from pipeline.executors.progress import ignore_progress
 from storage import open_dataset
 from storage.errors import DataError, FolderInUseError
-from storage.sources.new_files import NewFiles
+from storage.sources import NewFiles
 from storage.stores.locations import AnyPath, parse_path
 from storage.stores.object_path import parse_object_url
 from tests.flows.test_ingest import dense, write_csv

@@ -24,17 +24,15 @@ from flows.experiments import binary_ica
 from flows.experiments.__main__ import app
 from flows.experiments.base import group_medians, pack_rows_in_memory
 from flows.experiments.binary_ica import (
+    METHODS,
+    ICAMethod,
     ProblemShape,
     describe_left_out,
     draw_simulated_rows,
     draw_truth,
     print_summary,
-    run_shape_trials,
-)
-from flows.experiments.binary_ica_trials import (
-    METHODS,
-    ICAMethod,
     run_sample_trial,
+    run_shape_trials,
     run_timed_trial,
 )
 from pipeline.data.blocks import iter_blocks

@@ -21,8 +21,7 @@ from flows.experiments import denoising
 from flows.experiments.__main__ import app
 from flows.experiments.base import pack_rows_in_memory
 from flows.experiments.denoising import DenoisingTrial, add_noise, run_denoising_trial, split_images
-from flows.experiments.tipping import open_images
-from flows.experiments.tipping_trial import draw_noisy_prototypes
+from flows.experiments.tipping import draw_noisy_prototypes, open_images
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor

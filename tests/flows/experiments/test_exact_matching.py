@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.experiments.binary_ica_trials import (
+from flows.experiments.binary_ica import (
     EXACT_RESIDUAL,
     jacobian,
     match_exactly,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flows.experiments.tipping_figures import plot_codes, plot_images_at, plot_posteriors
+from flows.experiments.tipping import plot_codes, plot_images_at, plot_posteriors
 from flows.report.figures.latent import plot_image_mosaic
 from flows.report.figures.marks import Figure, LineMarks, Mark, PointMarks, RasterMark, TextMarks
 from flows.report.figures.row_plots import ColourLabels

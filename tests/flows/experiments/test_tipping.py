@@ -21,12 +21,15 @@ from flows.data import datasets
 from flows.data.columns import ColumnRoles
 from flows.data.ingest import ingest_sources
 from flows.experiments import tipping as tipping
-from flows.experiments import tipping_trial as latent_plane
-from flows.experiments import tipping_trial as tipping_trials
 from flows.experiments.__main__ import app
-from flows.experiments.tipping import draw_synthetic_rows, open_images
-from flows.experiments.tipping_figures import TippingFigures
-from flows.experiments.tipping_trial import ESTIMATORS, TippingTrial, run_tipping_trial
+from flows.experiments.tipping import (
+    ESTIMATORS,
+    TippingFigures,
+    TippingTrial,
+    draw_synthetic_rows,
+    open_images,
+    run_tipping_trial,
+)
 from pipeline.errors import FitError
 from tests.flows.experiments.tables import table
 from tests.support.data import draw_probit_rows, write_arrays
@@ -45,10 +48,10 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patched.setattr(tipping, "_QUICK_COPIES", 20)
         patched.setattr(tipping, "_QUICK_SEEDS", 2)
         patched.setattr(tipping, "_QUICK_ROWS", 30)
-        patched.setattr(tipping_trials, "_TOL", 1e-5)
-        patched.setattr(latent_plane, "_STEP", 0.2)
-        patched.setitem(tipping_trials._N_NODES, "quadrature", 11)
-        patched.setitem(tipping_trials._N_NODES, "sampling", 100)
+        patched.setattr(tipping, "_TOL", 1e-5)
+        patched.setattr(tipping, "_STEP", 0.2)
+        patched.setitem(tipping._N_NODES, "quadrature", 11)
+        patched.setitem(tipping._N_NODES, "sampling", 100)
         yield
 
 

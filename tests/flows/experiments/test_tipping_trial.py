@@ -11,8 +11,8 @@ from scipy.integrate import dblquad
 from scipy.optimize import minimize
 from scipy.special import expit, logsumexp
 
-from flows.experiments import tipping_trial as tipping_trials
-from flows.experiments.tipping_trial import (
+from flows.experiments import tipping
+from flows.experiments.tipping import (
     ESTIMATORS,
     NEAR_NATS,
     TippingResult,
@@ -94,7 +94,7 @@ def test_each_estimator_is_best_on_what_it_is_fitted_with(found):
 def test_draws_are_shared_among_estimators_and_fresh_ones_are_others(found, monkeypatch):
     values = found["sampling"].values
     assert abs(values["error_shared"] - values["error_fresh"]) > 1e-3
-    monkeypatch.setattr(tipping_trials, "_MAX_ITER", 1)
+    monkeypatch.setattr(tipping, "_MAX_ITER", 1)
     at_start = [run_tipping_trial(TippingTrial(BLOCK, name, 5)).values for name in ESTIMATORS]
     for error in ("error_shared", "error_fresh", "error_quadrature", "error_grid"):
         assert len({one[error] for one in at_start}) == 1
@@ -104,10 +104,10 @@ def test_draws_are_shared_among_estimators_and_fresh_ones_are_others(found, monk
 def test_time_is_that_of_the_pass_that_comes_near_the_end(monkeypatch):
     run_tipping_trial(TippingTrial(BLOCK, "variational", 5))
     ticks = itertools.count()
-    monkeypatch.setattr(tipping_trials.time, "thread_time", lambda: 2.0 * next(ticks))
+    monkeypatch.setattr(tipping.time, "thread_time", lambda: 2.0 * next(ticks))
     values = run_tipping_trial(TippingTrial(BLOCK, "variational", 5)).values
     history: list[float] = []
-    rows = tipping_trials._pack_block(BLOCK)
+    rows = tipping._pack_block(BLOCK)
     states = []
     fit_model(make_trial_model("variational"), rows, SerialExecutor(), 5, checkpoint=states.append)
     history = [state.history[-1] for state in states]
@@ -128,7 +128,7 @@ def masked_block() -> tuple[BinaryBlock, np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_missing_values_and_a_constant_feature(name):
     block, holed, mask = masked_block()
-    (same,) = iter_blocks(tipping_trials._pack_block(block).read(0))
+    (same,) = iter_blocks(tipping._pack_block(block).read(0))
     np.testing.assert_array_equal(same.unpack_mask(), mask)
     np.testing.assert_array_equal(same.unpack_values(), holed & mask)
     tried = run_tipping_trial(TippingTrial(block, name, 0))

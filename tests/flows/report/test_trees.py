@@ -14,8 +14,13 @@ from flows.data.datasets import load_fitted_model
 from flows.report.figures.colours import NEGATIVE, POSITIVE
 from flows.report.figures.images import find_image_layout
 from flows.report.figures.marks import Figure, LineMarks, PointMarks, TextMarks
-from flows.report.figures.tree_layout import draw_curve, place_nodes
-from flows.report.figures.trees import find_edges, make_edge_table, plot_trees
+from flows.report.figures.trees import (
+    draw_curve,
+    find_edges,
+    make_edge_table,
+    place_nodes,
+    plot_trees,
+)
 from flows.report.inputs import REPORT_FILE
 from flows.report.page import build_report_from_artifact, write_report
 from flows.report.pictures import render_picture

@@ -21,7 +21,7 @@ from flows.cli.errors import hide_expected_tracebacks
 from flows.running.executors import check_executor_options, open_executor
 from pipeline.errors import FitError
 from storage.errors import DataError
-from storage.sources.temporary import TemporaryFolder
+from storage.sources.spool import TemporaryFolder
 
 
 def listening() -> set[str]:

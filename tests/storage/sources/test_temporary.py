@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from storage.sources import temporary
-from storage.sources.temporary import TemporaryFolder
+from storage.sources import spool
+from storage.sources.spool import TemporaryFolder
 
 HOLD = """
 import sys
-from storage.sources.temporary import TemporaryFolder
+from storage.sources.spool import TemporaryFolder
 
 with TemporaryFolder() as folder:
     print(folder, flush=True)
@@ -57,7 +57,7 @@ def test_a_link_to_another_folder_is_left_alone(tmp_path):
 
 
 def test_a_folder_that_another_process_deletes_at_once_is_made_again(monkeypatch):
-    lock_folder, deleted = temporary._lock_folder, []
+    lock_folder, deleted = spool._lock_folder, []
 
     def lock(folder):
         if not deleted:
@@ -65,7 +65,7 @@ def test_a_folder_that_another_process_deletes_at_once_is_made_again(monkeypatch
             folder.rmdir()
         return lock_folder(folder)
 
-    monkeypatch.setattr(temporary, "_lock_folder", lock)
+    monkeypatch.setattr(spool, "_lock_folder", lock)
     with TemporaryFolder() as folder:
         assert Path(folder).is_dir()
         assert Path(folder) not in deleted

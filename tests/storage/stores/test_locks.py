@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from storage.errors import FolderInUseError
-from storage.stores.locations import list_children, lock_folder, lock_work_folder
-from storage.stores.locks import Lock, LockedError
+from storage.stores.locations import Lock, LockedError, list_children, lock_folder, lock_work_folder
 
 HOLD = """
 import sys
 from pathlib import Path
-from storage.stores.locks import Lock
+from storage.stores.locations import Lock
 
 lock = Lock(Path(sys.argv[1]))
 print("held", flush=True)
