@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -49,6 +49,7 @@ from storage.extras import REPORT_PACKAGES, check_installed
 from storage.stores.locations import check_outside_datasets
 
 T = TypeVar("T")
+U = TypeVar("U")
 Array = NDArray[np.float64]
 Bits = NDArray[np.uint8]
 TableRow = Mapping[str, Any]
@@ -179,10 +180,18 @@ def draw_rows(dataset: BinaryDataset, n_rows: int, rng: np.random.Generator) -> 
     chunk = dataset.read_chunk(0)
     keep = np.zeros(len(chunk.rows), bool)
     keep[rng.choice(len(keep), min(n_rows, len(keep)), replace=False)] = True
-    blocks = [block for block in iter_blocks(replace(chunk, keep=keep)) if block.n_samples]
-    masks = [mask for block in blocks if (mask := block.unpack_mask()) is not None]
-    observed = np.concatenate(masks) if masks else None
-    return pack_block(np.concatenate([block.unpack_values() for block in blocks]), observed)
+    return join_blocks(list(iter_blocks(replace(chunk, keep=keep))))
+
+
+def join_blocks(blocks: Sequence[BinaryBlock]) -> BinaryBlock:
+    """Join the rows of blocks, in order, in one block of one segment."""
+    X = np.concatenate([block.unpack_values() for block in blocks])
+    if all(block.observed_words is None for block in blocks):
+        return pack_block(X)
+    masks = (block.unpack_mask() for block in blocks)
+    shapes = ((block.n_samples, block.n_features) for block in blocks)
+    full = [np.ones(n, np.uint8) if m is None else m for m, n in zip(masks, shapes, strict=True)]
+    return pack_block(X, np.concatenate(full))
 
 
 class _MemoryChunk(NamedTuple):
@@ -320,10 +329,24 @@ def list_files(output: str, *names: str) -> list[str]:
     return sorted(str(path) for name in names for path in Path(output).glob(f"{name}*.*"))
 
 
-def track_progress(results: Iterable[T], label: str, total: int) -> Iterator[T]:
-    """Yield the results, and show a progress bar on a terminal."""
-    console = Console(stderr=True)
-    yield from track(results, label, total, console=console, disable=not sys.stderr.isatty())
+def run_trials(
+    function: Callable[[T], U],
+    trials: Iterable[T],
+    n_trials: int,
+    label: str,
+    where: ExecutorOptions,
+    one_at_a_time: bool = False,
+) -> list[U]:
+    """Run trials on the workers, optionally one at a time, with a progress bar on a terminal.
+
+    Trials are taken as late as possible, so that their data may be drawn there.
+    """
+    console, is_hidden = Console(stderr=True), not sys.stderr.isatty()
+    with open_executor(**where) as executor:
+        results: Iterator[U] = executor.map(function, () if one_at_a_time else trials)
+        if one_at_a_time:
+            results = chain.from_iterable(executor.map(function, [trial]) for trial in trials)
+        return [*track(results, label, n_trials, console=console, disable=is_hidden)]
 
 
 def make_printed_table(*columns: str, title: str | None = None) -> Table:

@@ -29,15 +29,14 @@ from flows.experiments.base import (
     make_printed_table,
     pack_rows_in_memory,
     print_results,
+    run_trials,
     summarize_run,
-    track_progress,
     write_results,
 )
 from flows.experiments.drawing import make_panel, mark_texts, plot_series, write_figure
 from flows.report.figures.axes import make_name_axis
 from flows.report.figures.colours import COLOURS, GREY, ColourScale
 from flows.report.figures.marks import CellMarks, Figure, LineMarks, Mark
-from flows.running.executors import open_executor
 from flows.running.flow import run_task
 from pipeline.data.blocks import RowSource
 from pipeline.errors import FitError
@@ -426,19 +425,12 @@ def run_shape_trials(
     Data are drawn in this process, as late as possible, and sent to the workers.
     """
     cells = [(shape, model) for shape in shapes for model in range(n_models)]
-    with open_executor(**where) as executor:
-        items = (draw(shape, model, seed) for shape, model in cells)
-        results: Iterator[Mapping[str, Any]]
-        if one_at_a_time:
-            results = chain.from_iterable(executor.map(trial, [item]) for item in items)
-        else:
-            results = executor.map(trial, items)
-        return [
-            {**shape.columns(), "model": model, **result}
-            for (shape, model), result in zip(
-                cells, track_progress(results, "trials", len(cells)), strict=True
-            )
-        ]
+    items = (draw(shape, model, seed) for shape, model in cells)
+    results = run_trials(trial, items, len(cells), "trials", where, one_at_a_time)
+    return [
+        {**shape.columns(), "model": model, **result}
+        for (shape, model), result in zip(cells, results, strict=True)
+    ]
 
 
 def column_values(

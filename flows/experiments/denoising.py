@@ -24,8 +24,8 @@ from flows.experiments.base import (
     make_printed_table,
     pack_rows_in_memory,
     print_results,
+    run_trials,
     summarize_run,
-    track_progress,
     write_results,
 )
 from flows.experiments.drawing import (
@@ -40,7 +40,6 @@ from flows.report.figures.axes import make_axis, make_name_axis
 from flows.report.figures.colours import COLOURS, GREY, MARKERS
 from flows.report.figures.images import ImageLayout
 from flows.report.figures.marks import Figure, LegendKey, LineMarks, Mark, PointMarks, RuleMark
-from flows.running.executors import open_executor
 from flows.running.flow import run_task
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
@@ -342,12 +341,11 @@ def run_denoising_trials(
     """Fit every model to each number of images from every seed."""
     cells, rows = list(_iter_cells(train, test, n_components, seeds)), []
     cleaned: dict[tuple[int, str], DenoisingResult] = {}
-    with open_executor(**where) as executor:
-        results = executor.map(run_denoising_trial, (cell.trial for cell in cells))
-        tracked_results = track_progress(results, "fits", len(cells))
-        for cell, result in zip(cells, tracked_results, strict=True):
-            cleaned.setdefault((cell.n_images, cell.model), result)
-            rows.append(_make_row(cell, result.wrong_bits, result.wrong_bits_weighed))
+    trials = (cell.trial for cell in cells)
+    results = run_trials(run_denoising_trial, trials, len(cells), "fits", where)
+    for cell, result in zip(cells, results, strict=True):
+        cleaned.setdefault((cell.n_images, cell.model), result)
+        rows.append(_make_row(cell, result.wrong_bits, result.wrong_bits_weighed))
     return DenoisingResults(list(_iter_rows_with_noisy(rows, cells)), cleaned)
 
 

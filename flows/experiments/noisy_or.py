@@ -25,8 +25,8 @@ from flows.experiments.base import (
     group_medians,
     make_printed_table,
     print_results,
+    run_trials,
     summarize_run,
-    track_progress,
     write_results,
     write_table,
 )
@@ -41,7 +41,6 @@ from flows.experiments.drawing import (
 from flows.report.figures.axes import fit_axis, fit_log_axis
 from flows.report.figures.colours import COLOURS, GREY
 from flows.report.figures.marks import Figure, LegendKey, LineMarks, Mark, PointMarks
-from flows.running.executors import open_executor
 from flows.running.flow import run_task
 from pipeline.errors import FitError
 from pipeline.executors.base import limit_blas_threads
@@ -464,9 +463,7 @@ def run_noisy_or_trials(
     trials = [
         trial for problem in problems for trial in _make_trials(problem, quick, n_starts, seed)
     ]
-    with open_executor(**where) as executor:
-        results = executor.map(run_noisy_or_trial, trials)
-        starts = [*track_progress(results, "starts", len(trials))]
+    starts = run_trials(run_noisy_or_trial, trials, len(trials), "starts", where)
     return [
         _collect_results(problem, starts[k * n_starts : (k + 1) * n_starts])
         for k, problem in enumerate(problems)

@@ -26,11 +26,12 @@ from flows.experiments.base import (
     ImageExperimentOptions,
     TableRow,
     group_medians,
+    join_blocks,
     make_printed_table,
     pack_rows_in_memory,
     print_results,
+    run_trials,
     summarize_run,
-    track_progress,
     write_results,
 )
 from flows.experiments.drawing import figure_paths, make_panel, write_figure
@@ -48,7 +49,6 @@ from flows.report.figures.marks import (
     RasterMark,
 )
 from flows.report.figures.row_plots import ColourLabels, group_rows_by_label, mark_rows
-from flows.running.executors import open_executor
 from flows.running.flow import run_task
 from pipeline.data.blocks import BinaryBlock, RowSource, iter_blocks, pack_block
 from pipeline.errors import FitError
@@ -631,32 +631,23 @@ def _read_rows(dataset: BinaryDataset, split: str | None, segment: int | None) -
     ]
     if not blocks:
         raise FitError("There are no rows in the split. Choose another {split}.")
-    masks = [block.unpack_mask() for block in blocks]
-    X = np.concatenate([block.unpack_values() for block in blocks])
-    if all(mask is None for mask in masks):
-        return pack_block(X)
-    full_masks = [
-        np.ones((block.n_samples, block.n_features), np.uint8) if mask is None else mask
-        for block, mask in zip(blocks, masks, strict=True)
-    ]
-    return pack_block(X, np.concatenate(full_masks))
+    return join_blocks(blocks)
 
 
 def run_tipping_trials(
     images: BinaryImages, n_copies: int, seeds: Sequence[int], where: ExecutorOptions
 ) -> TippingTable:
     """Fit every dataset with every estimator from every seed, one fit at a time."""
-    n_fits = (len(_FLIPS) + 1) * len(ESTIMATORS) * len(seeds)
     rows: list[dict[str, Any]] = []
     params: dict[tuple[str, str], LatentTraitParams] = {}
-    with open_executor(**where) as executor:
-        trials = _iter_trials(images, n_copies, seeds)
-        for name, trial in track_progress(trials, "fits", n_fits):
-            (result,) = executor.map(run_tipping_trial, [trial])
-            params.setdefault((name, trial.estimator), result.params)
-            size = {"rows": trial.block.n_samples, "features": trial.block.n_features}
-            keys = {"data": name, **size, "estimator": trial.estimator, "seed": trial.seed}
-            rows.append({**keys, **result.values})
+    names, trials = zip(*_iter_trials(images, n_copies, seeds), strict=True)
+    one_at_a_time = True
+    results = run_trials(run_tipping_trial, trials, len(trials), "fits", where, True)
+    for name, trial, result in zip(names, trials, results, strict=True):
+        params.setdefault((name, trial.estimator), result.params)
+        size = {"rows": trial.block.n_samples, "features": trial.block.n_features}
+        keys = {"data": name, **size, "estimator": trial.estimator, "seed": trial.seed}
+        rows.append({**keys, **result.values})
     return TippingTable([_add_cpu_ratio(row, rows) for row in rows], params)
 
 
