@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -194,7 +194,7 @@ def _write_neighbours(
     )
     specs = pairs.describe_arrays()
     arrays = {name: (("neighbour",), *specs[name][1:]) for name in ("indices", "distances")}
-    n_rows = [int(n) for n in job.query_dataset.chunks[:, 1]]
+    n_rows = job.query_dataset.rows_per_chunk
     report = partial(progress, "neighbours")
     size = choose_rows_per_range(arrays, sum(n_rows))
     return write_row_ranges(pairs, arrays, n_rows, size, job.work_folder.results, executor, report)
@@ -206,7 +206,8 @@ def _publish_neighbours(
     """Move the finished arrays to the output folder, and summarize them."""
     seal_codes(writer, checksums, job.provenance)
     job.work_folder.publish(job.options.overwrite)
-    codes = open_codes(job.output)
+    codes, names = open_codes(job.output), job.dataset.continuous_features
+    text = "distances leave out continuous features"
     return {
         "neighbours": str(job.output),
         "dataset": str(job.dataset.path),
@@ -215,12 +216,8 @@ def _publish_neighbours(
         "k": job.options.k,
         "n_rows": codes.n_rows,
         "n_chunks": codes.n_chunks,
-        "warnings": _warn_about_continuous(job.dataset.continuous_features),
+        "warnings": [f"{text}: {join_names(names)}"] if names else [],
     }
-
-
-def _warn_about_continuous(names: Sequence[str]) -> list[str]:
-    return [f"distances leave out continuous features: {join_names(names)}"] if names else []
 
 
 @app.default

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from flows.cli.app import EXIT_CODES, make_app, run_app
 from flows.cli.options import (
@@ -24,7 +23,7 @@ from flows.cli.options import (
     Switch,
     check_table_file,
 )
-from flows.cli.summary import print_json, print_summary
+from flows.cli.summary import make_table, print_json, print_summary
 from flows.data.datasets import load_fitted_model
 from pipeline.data.matching import find_segment_index
 from pipeline.errors import FitError
@@ -132,12 +131,9 @@ def _split_evidence(part: str) -> tuple[str, str]:
 
 
 def _write_answer(answer: QueryAnswer, target: Path, overwrite: bool) -> None:
-    import pyarrow as pa  # slow to import
+    from flows.exporting.files import collect_columns, write_table  # imports Arrow, which is slow
 
-    from flows.exporting.files import make_table, write_table
-
-    columns = {name: pa.array(values, from_pandas=True) for name, values in answer.items()}
-    write_table(make_table(columns), target, overwrite)
+    write_table(collect_columns(answer), target, overwrite)
 
 
 def _summarize_answer(
@@ -168,10 +164,7 @@ def _print_answer(
     if answer.error > _SMALLEST_ERROR:
         facts.append(("error", f"at most {answer.error:.1g} nats"))
     print_summary(facts, {})
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("")
-    for name in ("probability", "marginal", "lift"):
-        table.add_column(name, justify="right")
+    table = make_table("", "probability", "marginal", "lift", left=("",))
     for event, probability, marginal, lift in answer.iter_lines():
         ratio = "" if isnan(lift) else f"{lift:.2f}"
         table.add_row(escape(event), f"{probability:.4g}", f"{marginal:.4g}", ratio)

@@ -258,7 +258,7 @@ class TransformJob:
 
 def _count_rows_by_chunk(job: TransformJob, executor: Executor) -> list[int]:
     if job.split is None:
-        return [int(n_rows) for n_rows in job.dataset.chunks[:, 1]]
+        return job.dataset.rows_per_chunk
     counts = count_rows_by_chunk(make_row_source(job.dataset, job.split), executor)
     if not any(counts):
         raise DataError(

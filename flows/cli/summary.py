@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,19 @@ _MAX_SHOWN = 8
 def print_json(summary: Mapping[str, Any]) -> None:
     """Print a summary as a JSON object."""
     print(json.dumps(summary))
+
+
+def make_table(
+    *columns: str, left: Collection[str] | None = None, title: str | None = None
+) -> Table:
+    """Make an empty table without lines.
+
+    Columns are aligned on the right, except for those in `left`; None puts all on the left.
+    """
+    table = Table(title=title, box=None, padding=(0, 2, 0, 0), title_justify="left")
+    for name in columns:
+        table.add_column(name, justify="left" if left is None or name in left else "right")
+    return table
 
 
 def print_summary(

@@ -420,7 +420,8 @@ Segmenter = Callable[[SourceBatch, int], NDArray[Any] | None]
 def make_segmenter(roles: ColumnRoles, n_rows: int | None, base: BinaryDataset | None) -> Segmenter:
     """Make the function that names the segment of each row of a batch."""
     if roles.segment_by:
-        return partial(_read_segment_names, roles.segment_by)
+        names = partial(read_row_names, "segment_by", roles.segment_by)
+        return lambda batch, first: names(batch, first).astype(str)
     if not roles.segments:
         return lambda batch, first: None
     n_before, n_bins = base.n_segments if base else 0, roles.segments
@@ -437,10 +438,6 @@ def make_segmenter(roles: ColumnRoles, n_rows: int | None, base: BinaryDataset |
         return np.array([f"bin {n_before + k + 1}" for k in distinct])[index]
 
     return name_time_bins
-
-
-def _read_segment_names(column: str, batch: SourceBatch, first: int) -> NDArray[Any]:
-    return read_row_names("segment_by", column, batch, first).astype(str)
 
 
 def read_row_names(parameter: str, column: str, batch: SourceBatch, first: int) -> NDArray[Any]:

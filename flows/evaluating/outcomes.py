@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.cli.options import DATA, Option
+from flows.cli.summary import make_table
 from flows.evaluating.compared_models import ComparedModel
 from pipeline.data.datasets import get_row_columns, make_row_source
 from pipeline.data.weights import RowWeights
@@ -133,9 +134,7 @@ def print_outcomes(outcomes: Sequence[Mapping[str, Any]], console: Console) -> N
 
 
 def _make_outcome_table(outcome: Mapping[str, Any]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("class", "size", *(outcome["levels"] or [outcome["column"]])):
-        table.add_column(name, justify="right")
+    table = make_table("class", "size", *(outcome["levels"] or [outcome["column"]]), left=())
     parts = zip(outcome["class_sizes"], outcome["estimates"], outcome["errors"], strict=True)
     for k, (size, estimates, errors) in enumerate(parts, start=1):
         pairs = zip(estimates, errors, strict=True)
@@ -144,10 +143,14 @@ def _make_outcome_table(outcome: Mapping[str, Any]) -> Table:
     return table
 
 
+def format_p(p: float) -> str:
+    """Format a p-value with its relation, such as `= 0.0123`."""
+    return "< 0.0001" if p < 1e-4 else f"= {p:.4f}"
+
+
 def _iter_outcome_lines(outcome: Mapping[str, Any]) -> Iterator[str]:
     if outcome["p"] is not None:
-        p = "< 0.0001" if outcome["p"] < 1e-4 else f"= {outcome['p']:.4f}"
         chi2 = f"χ² = {outcome['chi2']:.2f}, {outcome['df']} df"
-        yield f"Wald test that all classes are equal: {chi2}, p {p}"
+        yield f"Wald test that all classes are equal: {chi2}, p {format_p(outcome['p'])}"
     if n := outcome["rows_without"]:
         yield f"rows without a value, left out: {n:,}"

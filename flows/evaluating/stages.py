@@ -48,7 +48,7 @@ from flows.evaluating.outcomes import (
     compare_outcomes,
     plan_outcomes,
 )
-from flows.fitting.provenance import TrainingRows, make_training_rows
+from flows.fitting.provenance import TrainingRows
 from flows.running.executors import compute_row_memory, prepare_executor
 from flows.running.flow import StageRunner
 from flows.running.resources import check_memory, find_memory_limit
@@ -260,7 +260,7 @@ def prepare_evaluation(options: EvaluateOptions) -> EvaluationPlan:
         check_folds(options.folds, options.label, own_models, dataset.n_rows)
     need = 8 * _N_MATRICES * min(dataset.n_planes, MAX_COMPARED_FEATURES) ** 2
     check_memory(need, dataset.n_features, find_memory_limit())
-    own_rows = make_training_rows(dataset, resolve_split(dataset, None, TRAIN))
+    own_rows = TrainingRows(dataset, resolve_split(dataset, None, TRAIN), dataset.n_chunks)
     training = next((model.training_rows for model in models[:1] if model.training_rows), own_rows)
     for rows in (training, *(model.training_rows for model in models if model.training_rows)):
         check_label(rows.dataset, options.label)
@@ -287,7 +287,8 @@ def run_evaluation_stages(
     if plan.groups is not None:
         item_bias = stages.run("item bias", partial(_test_item_bias, job, plan.groups))
     if plan.outcome_plan is not None:
-        outcomes = stages.run("outcomes", partial(_compare_outcomes, job, plan.outcome_plan))
+        rows = (job.dataset, job.split, job.models, job.executor, progress)
+        outcomes = stages.run("outcomes", partial(compare_outcomes, plan.outcome_plan, *rows))
     compare = _compare_models if plan.options.folds is None else _cross_validate_models
     comparison = compare(job, stages)
     return {
@@ -301,10 +302,6 @@ def run_evaluation_stages(
         "item_bias": item_bias,
         "outcomes": outcomes,
     }
-
-
-def _compare_outcomes(job: EvaluationJob, plan: OutcomePlan) -> list[dict[str, Any]]:
-    return compare_outcomes(plan, job.dataset, job.split, job.models, job.executor, job.progress)
 
 
 def _compare_models(job: EvaluationJob, stages: StageRunner) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from flows.cli.summary import format_row_count, join_names
-from flows.evaluating.outcomes import print_outcomes
+from flows.cli.summary import format_row_count, join_names, make_table
+from flows.evaluating.outcomes import format_p, print_outcomes
 
 _CONSOLE_WIDTH = 400  # wide enough not to break lines of the table
 LIKELIHOOD_MEASURES = (
@@ -133,9 +133,10 @@ def _print_tests(summary: Mapping[str, Any], console: Console) -> None:
             text = f"sum scores leave out continuous features: {join_names(names)}"
             console.print(text, markup=False)
     for test in summary["likelihood_ratio_tests"]:
-        p = "< 0.0001" if test["p"] < 1e-4 else f"= {test['p']:.4f}"
         text = f"{test['larger']} over {test['smaller']}: χ² = {test['chi2']:.2f}"
-        console.print(f"likelihood ratio, {text}, {test['df']} df, p {p}", markup=False)
+        console.print(
+            f"likelihood ratio, {text}, {test['df']} df, p {format_p(test['p'])}", markup=False
+        )
     if bias or summary["likelihood_ratio_tests"]:
         console.print()
     print_outcomes(summary["outcomes"], console)
@@ -224,7 +225,6 @@ def _format_mark(difference: Mapping[str, Any] | None) -> str:
 
 
 def _make_comparison_table(models: Sequence[ModelSummary], differences: Differences) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
     columns = ["model", "components", "nats per row", "bits per row", "kind"]
     if any("nats_per_row" in difference for difference in differences.values()):
         columns.insert(3, "difference")
@@ -234,8 +234,7 @@ def _make_comparison_table(models: Sequence[ModelSummary], differences: Differen
     held_out = _select_results(models, "held_out")
     columns += [n for n, key in _HELD_OUT_COLUMNS.items() if any(key in own for own in held_out)]
     columns += [*labels, *pairs]
-    for name in columns:
-        table.add_column(name, justify="left" if name in ("model", "kind") else "right")
+    table = make_table(*columns, left=("model", "kind"))
     for model in models:
         nats, bits = _format_likelihood(model)
         own = model.get("held_out", {})
@@ -405,15 +404,13 @@ def _iter_prediction_lines(prediction: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _make_bias_table(bias: Mapping[str, Any]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left")
-    table.title = escape("\n".join(_iter_group_lines(bias)))
-    table.add_column("item")
     items = bias["items"][:_MAX_ITEMS]
     if _has_many_groups(bias):
         items = [_show_largest_area(item, bias["focal"]) for item in items]
     columns = [name for name in items[0] if name != "feature"]
-    for name in columns:
-        table.add_column(_BIAS_NAMES.get(name, name), justify="right")
+    headings = (_BIAS_NAMES.get(name, name) for name in columns)
+    title = escape("\n".join(_iter_group_lines(bias)))
+    table = make_table("item", *headings, left=("item",), title=title)
     for item in items:
         table.add_row(
             escape(item["feature"]), *(_format_bias_cell(name, item[name]) for name in columns)
@@ -511,11 +508,10 @@ def _iter_code_header_lines(models: Sequence[ModelSummary]) -> Iterator[str]:
 
 
 def _make_code_table(models: Sequence[ModelSummary]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
     labels = _select_results(models, _NEIGHBOUR_LABELS)
     columns = [f"{labels[0]['column']} by codes", "by bits"] if labels else []
-    for name in ("model", "components", "trustworthiness", "continuity", *columns):
-        table.add_column(name, justify="left" if name == "model" else "right")
+    names = ("model", "components", "trustworthiness", "continuity", *columns)
+    table = make_table(*names, left=("model",))
     for model in models:
         near, label = model.get(_NEIGHBOURHOODS), model.get(_NEIGHBOUR_LABELS)
         table.add_row(

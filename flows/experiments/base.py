@@ -349,11 +349,6 @@ def run_trials(
         return [*track(results, label, n_trials, console=console, disable=is_hidden)]
 
 
-def make_printed_table(*columns: str, title: str | None = None) -> Table:
-    """Make an empty table without lines."""
-    return Table(*columns, title=title, box=None, padding=(0, 2, 0, 0), title_justify="left")
-
-
 def print_results(summary: Mapping[str, Any], *parts: Table | str) -> None:
     """Print tables and lines, then the paths of the files."""
     console = Console(soft_wrap=True, highlight=False, width=_CONSOLE_WIDTH)

@@ -21,12 +21,12 @@ import scipy
 from numpy.typing import NDArray
 
 from flows.cli.options import ExecutorOptions
+from flows.cli.summary import make_table
 from flows.experiments.base import (
     Experiment,
     ExperimentOptions,
     TableRow,
     group_medians,
-    make_printed_table,
     pack_rows_in_memory,
     print_results,
     run_trials,
@@ -455,7 +455,7 @@ def describe_left_out(shapes: Sequence[ProblemShape]) -> str:
 def print_summary(summary: Mapping[str, Any]) -> None:
     """Print the medians and the paths."""
     columns = (name.replace("_", " ").replace(" ", "\n") for name in summary["medians"][0])
-    table = make_printed_table(*columns)
+    table = make_table(*columns)
     for row in summary["medians"]:
         table.add_row(*map(_format_cell, row.values()))
     print_results(summary, table)

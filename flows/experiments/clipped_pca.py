@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from flows.cli.options import ExecutorOptions, Option, WholeNumber
+from flows.cli.summary import make_table
 from flows.data.datasets import open_dataset_or_example
 from flows.experiments import base
 from flows.experiments.base import (
@@ -24,7 +25,6 @@ from flows.experiments.base import (
     fit_linear_pca,
     fit_one_pass,
     list_files,
-    make_printed_table,
     print_results,
     write_table,
 )
@@ -442,7 +442,7 @@ def print_summary(summary: dict[str, Any]) -> None:
 
 def _make_ring_table(ring: Mapping[str, Any]) -> Table:
     title = f"ring: {ring['n_rows']:,} rows, {ring['n_features']} features"
-    table = make_printed_table("rank", "spins", "clipped PCA", title=title)
+    table = make_table("rank", "spins", "clipped PCA", title=title)
     for row in ring["leading"]:
         table.add_row(str(row["rank"]), f"{row['spins']:.4g}", f"{row['clipped_pca']:.4g}")
     return table
@@ -450,7 +450,7 @@ def _make_ring_table(ring: Mapping[str, Any]) -> Table:
 
 def _make_errors_table(images: Mapping[str, Any]) -> Table:
     title = f"{images['dataset']}: {images['n_rows']:,} rows, {images['n_features']} features"
-    table = make_printed_table("components", "model", "wrong bits", "nats per bit", title=title)
+    table = make_table("components", "model", "wrong bits", "nats per bit", title=title)
     for row in images["errors"]:
         losses = (f"{row['wrong_bits']:.2%}", f"{row['nll_per_bit']:.4f}")
         table.add_row(str(row["components"]), row["model"], *losses)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from flows.cli.options import ExecutorOptions, Option, WholeNumber
+from flows.cli.summary import make_table
 from flows.experiments import base
 from flows.experiments.base import (
     Array,
@@ -21,7 +22,6 @@ from flows.experiments.base import (
     Experiment,
     fit_linear_pca,
     group_medians,
-    make_printed_table,
     pack_rows_in_memory,
     print_results,
     run_trials,
@@ -386,7 +386,7 @@ def _iter_rows_with_noisy(
 def print_summary(summary: dict[str, Any]) -> None:
     """Print the medians over seeds and the paths."""
     title = "medians: share of wrong bits"
-    table = make_printed_table("images", "model", "from codes", "weighed", title=title)
+    table = make_table("images", "model", "from codes", "weighed", title=title)
     for row in summary["medians"]:
         shares = (f"{row[name]:.2%}" for name in _VALUES)
         table.add_row(str(row["images"]), row["model"], *shares)

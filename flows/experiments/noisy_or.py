@@ -17,13 +17,13 @@ import scipy
 from numpy.typing import NDArray
 
 from flows.cli.options import ExecutorOptions, Option, WholeNumber
+from flows.cli.summary import make_table
 from flows.experiments import base
 from flows.experiments.base import (
     Array,
     Bits,
     Experiment,
     group_medians,
-    make_printed_table,
     print_results,
     run_trials,
     summarize_run,
@@ -544,7 +544,7 @@ def _top_unit_rows(results: ProblemResults) -> list[dict[str, Any]]:
 
 def print_summary(summary: dict[str, Any]) -> None:
     """Print the results of each start, the medians and the paths."""
-    table = make_printed_table("problem", "start", *_VALUES, title="bits per row")
+    table = make_table("problem", "start", *_VALUES, title="bits per row")
     for row in summary["starts"]:
         table.add_row(row["problem"], str(row["start"]), *_format_row(row))
     for row in summary["medians"]:

@@ -17,6 +17,7 @@ import scipy
 from numpy.typing import NDArray
 
 from flows.cli.options import ExecutorOptions
+from flows.cli.summary import make_table
 from flows.data.datasets import open_dataset_or_example
 from flows.experiments.base import (
     EXAMPLE_DATASET,
@@ -27,7 +28,6 @@ from flows.experiments.base import (
     TableRow,
     group_medians,
     join_blocks,
-    make_printed_table,
     pack_rows_in_memory,
     print_results,
     run_trials,
@@ -641,7 +641,6 @@ def run_tipping_trials(
     rows: list[dict[str, Any]] = []
     params: dict[tuple[str, str], LatentTraitParams] = {}
     names, trials = zip(*_iter_trials(images, n_copies, seeds), strict=True)
-    one_at_a_time = True
     results = run_trials(run_tipping_trial, trials, len(trials), "fits", where, True)
     for name, trial, result in zip(names, trials, results, strict=True):
         params.setdefault((name, trial.estimator), result.params)
@@ -674,7 +673,7 @@ def _add_cpu_ratio(row: TableRow, rows: Sequence[TableRow]) -> dict[str, Any]:
 def print_summary(summary: dict[str, Any]) -> None:
     """Print the medians over seeds and the paths."""
     title = "medians: errors in nats per row, and time"
-    table = make_printed_table(*_PRINTED.values(), title=title)
+    table = make_table(*_PRINTED.values(), title=title)
     for row in summary["medians"]:
         table.add_row(*(_format_value(row[name]) for name in _PRINTED))
     print_results(summary, table)

@@ -6,6 +6,7 @@ Also the information that items give about a trait, and items on the scale of an
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -22,7 +23,7 @@ from flows.exporting.columns import (
     list_segment_names,
     read_parameter_columns,
 )
-from flows.exporting.files import BatchedTable, make_table
+from flows.exporting.files import BatchedTable, collect_columns
 from pipeline.errors import FitError
 from pipeline.evaluation.linking import ItemLink, compute_link
 from pipeline.inference.edges import find_tree_edges, make_edge_columns
@@ -102,17 +103,14 @@ def make_coefficient_table(artifact: Artifact) -> BatchedTable:
         errors = np.vstack([artifact.get("intercepts_error", unknown), errors])[:, 1:]
     n_components = values.shape[1]
     z = (values / errors).ravel()
-    columns = {
-        "coefficient": values.ravel(),
-        "error": errors.ravel(),
-        "z": z,
-        "p": 2 * scipy.special.ndtr(-abs(z)),
-    }
-    return make_table(
+    return collect_columns(
         {
-            "covariate": pa.array([name for name in names for _ in range(n_components)]),
-            "component": pa.array([*range(first, first + n_components)] * len(names)),
-            **{name: pa.array(values, from_pandas=True) for name, values in columns.items()},
+            "covariate": [name for name in names for _ in range(n_components)],
+            "component": [*range(first, first + n_components)] * len(names),
+            "coefficient": values.ravel(),
+            "error": errors.ravel(),
+            "z": z,
+            "p": 2 * scipy.special.ndtr(-abs(z)),
         }
     )
 
@@ -123,26 +121,16 @@ def _make_parameter_table(
     columns: Sequence[ParameterColumn],
     texts: Mapping[str, pa.Array] = MappingProxyType({}),
 ) -> BatchedTable:
-    # Unknown values, such as some standard errors, become empty cells.
-    arrays = {
-        name: pa.array(values, from_pandas=True)
-        for column in columns
-        for name, values in column.iter_arrays()
-    }
-    return make_table({kind: pa.array(names, pa.string()), **texts, **arrays})
+    arrays = chain.from_iterable(column.iter_arrays() for column in columns)
+    return collect_columns({kind: pa.array(names, pa.string()), **texts, **dict(arrays)})
 
 
 def make_edge_table(fitted: LoadedModel) -> BatchedTable:
     """Make a table with one line per edge of a tree: tree by tree, the strongest edges first."""
     edges = find_tree_edges(fitted.model, fitted.params, str(fitted.artifact.path))
     columns = make_edge_columns(edges, fitted.feature_names)
-    texts = ("feature", "parent")
-    return make_table(
-        {
-            name: pa.array(values, pa.string() if name in texts else None, from_pandas=True)
-            for name, values in columns.items()
-        }
-    )
+    texts = {name: pa.array(columns[name], pa.string()) for name in ("feature", "parent")}
+    return collect_columns({**columns, **texts})
 
 
 def make_correlation_table(artifact: Artifact) -> BatchedTable:
@@ -239,7 +227,7 @@ def make_fit_table(artifact: Artifact) -> BatchedTable:
     """Make a table with one line per fact: its name and its value as text, with all digits."""
     names, values = zip(*_iter_facts(artifact), strict=True)
     texts = [None if value is None else _format_value(value) for value in values]
-    return make_table({"name": pa.array(names), "value": pa.array(texts, pa.string())})
+    return collect_columns({"name": names, "value": pa.array(texts, pa.string())})
 
 
 def _iter_facts(artifact: Artifact) -> Iterator[tuple[str, Any]]:
@@ -282,18 +270,17 @@ def make_information_table(fitted: LoadedModel) -> BatchedTable:
         curves.compute_expected_score(_TRAIT_LEVELS),
     )
     total = by_item.sum(axis=1)
-    columns = {
-        "trait": _TRAIT_LEVELS,
-        "information": total,
-        "standard_error": 1 / np.sqrt(np.where(total > 0, total, np.nan)),
-        "expected_score": score,
-        **{
-            f"information_{name}": np.ascontiguousarray(values)
-            for name, values in zip(fitted.feature_names, by_item.T, strict=True)
-        },
-    }
-    return make_table(
-        {name: pa.array(values, from_pandas=True) for name, values in columns.items()}
+    return collect_columns(
+        {
+            "trait": _TRAIT_LEVELS,
+            "information": total,
+            "standard_error": 1 / np.sqrt(np.where(total > 0, total, np.nan)),
+            "expected_score": score,
+            **{
+                f"information_{name}": np.ascontiguousarray(values)
+                for name, values in zip(fitted.feature_names, by_item.T, strict=True)
+            },
+        }
     )
 
 
@@ -314,11 +301,9 @@ def make_short_test_table(fitted: LoadedModel, n_items: int) -> BatchedTable:
         )
     chosen, reliability = choose_short_test(curves.compute_information, n_items)
     names = [fitted.feature_names[item] for item in chosen]
-    columns = {"feature": pa.array(names, pa.string())}
-    columns |= {"slope": pa.array(slopes[chosen]), "offset": pa.array(offsets[chosen])}
-    if asymptotes is not None:
-        columns |= {name: pa.array(v[chosen]) for name, v in asymptotes._asdict().items()}
-    return make_table({**columns, "reliability": pa.array(reliability)})
+    own = {} if asymptotes is None else {n: v[chosen] for n, v in asymptotes._asdict().items()}
+    columns = {"feature": names, "slope": slopes[chosen], "offset": offsets[chosen], **own}
+    return collect_columns({**columns, "reliability": reliability})
 
 
 def _get_item_curves(fitted: LoadedModel) -> ItemCurves:
@@ -346,13 +331,8 @@ def link_fits(new: LoadedModel, old: LoadedModel) -> ItemLink:
 
 def make_linked_table(new: LoadedModel, link: ItemLink) -> BatchedTable:
     """Make a table of the new items on the old scale, as `fit --items` reads it."""
-    return make_table(
-        {
-            "feature": pa.array(new.feature_names, pa.string()),
-            "slope": pa.array(link.slopes),
-            "offset": pa.array(link.offsets),
-        }
-    )
+    columns = {"feature": new.feature_names, "slope": link.slopes, "offset": link.offsets}
+    return collect_columns(columns)
 
 
 def describe_link(link: ItemLink) -> dict[str, Any]:

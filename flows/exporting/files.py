@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any, NamedTuple
@@ -34,9 +34,13 @@ class BatchedTable(NamedTuple):
     batches: Iterable[pa.RecordBatch]
 
 
-def make_table(columns: dict[str, pa.Array]) -> BatchedTable:
-    """Make a table from columns in memory."""
-    batch = pa.record_batch(columns)
+def collect_columns(columns: Mapping[str, Any]) -> BatchedTable:
+    """Make a table from columns in memory; NaN and None become empty cells."""
+    arrays = {
+        name: own if isinstance(own, pa.Array) else pa.array(own, from_pandas=True)
+        for name, own in columns.items()
+    }
+    batch = pa.record_batch(arrays)
     return BatchedTable(batch.schema, batch.num_rows, [batch])
 
 

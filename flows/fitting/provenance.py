@@ -119,11 +119,6 @@ class TrainingRows:
         return "all" if has_all else "some"
 
 
-def make_training_rows(dataset: BinaryDataset, split: str | None) -> TrainingRows:
-    """Describe a whole dataset or split as the rows of a fit."""
-    return TrainingRows(dataset, split, dataset.n_chunks)
-
-
 def find_training_rows(artifact: Artifact, nearby: BinaryDataset) -> TrainingRows | None:
     """Find the rows that an artifact was fitted to; None if they were moved, deleted or changed.
 

@@ -241,14 +241,9 @@ def list_provenance(artifact: Artifact) -> FactRows:
     ]
 
 
-def drop_fit_statistics(diagnostics: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Drop the fit statistics, which have their own table."""
-    return {name: value for name, value in diagnostics.items() if name != "fit_statistics"}
-
-
 def format_values(values: Mapping[str, Any]) -> FactRows:
-    """Format settings or diagnostics as text."""
-    return [(name, _format_value(value)) for name, value in values.items()]
+    """Format settings or diagnostics as text; fit statistics have their own table."""
+    return [(name, _format_value(v)) for name, v in values.items() if name != "fit_statistics"]
 
 
 def _format_value(value: Any) -> str:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from flows.cli.errors import format_warnings, is_bad_input
-from flows.exporting.files import make_table, write_table
+from flows.exporting.files import collect_columns, write_table
 from pipeline.models.registry import find_models
 from storage import load_artifact, open_codes, open_dataset
 from storage.dataset.dataset import BinaryDataset
@@ -411,7 +411,7 @@ def test_no_text_becomes_a_formula(tmp_path):
     """But numbers remain numbers, also those in a column of texts."""
     risky = ["=1", "+a", "-a", "@a", "\ta", "\ra", "-1-2"]
     other = ["-1.5", "+2e3", "-inf", "-1 -2.5", "a=1", "'", "é"]
-    table = make_table({"=x": pa.array([*risky, *other, None]), "-y": pa.array([-1.0] * 15)})
+    table = collect_columns({"=x": pa.array([*risky, *other, None]), "-y": pa.array([-1.0] * 15)})
     for suffix in ("csv", "parquet", "xlsx"):
         write_table(table, tmp_path / f"t.{suffix}", overwrite=False)
     found = pd.read_csv(tmp_path / "t.csv", lineterminator="\n", keep_default_na=False)
@@ -427,7 +427,7 @@ def test_a_full_disk_is_named(tmp_path, suffix):
     target = tmp_path / f"t.{suffix}"
     numbers = pa.array(np.random.default_rng(0).random(9000))
     with limit_file_size(20_000), pytest.raises(OSError, match="File too large") as full:
-        write_table(make_table({"x": numbers}), target, overwrite=False)
+        write_table(collect_columns({"x": numbers}), target, overwrite=False)
     assert full.value.filename == str(target)
     assert is_bad_input(full.value)
     assert [*tmp_path.iterdir()] == []
