@@ -12,7 +12,7 @@ from pipeline.data.features import join_values
 from pipeline.models import registry
 from storage.artifacts.artifacts import Artifact, load_artifact
 from tests.conformance.facts import Facts, list_facts, widen
-from tests.conformance.models import FACTS, REPEATED, REPRESENTATIVE
+from tests.conformance.models import FACTS, REPRESENTATIVE
 from tests.conformance.rows import (
     N_VARIED_FEATURES,
     draw_probit_values,
@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         law, facts = item.originalname, FACTS[name]
         is_slow = not {law, f"{law}[{kind}]"}.isdisjoint(facts.slow)
         is_covered = kind == "ordinal" and "continuous" in list_facts(facts)
-        if is_slow or is_covered or name in REPEATED:
+        if is_slow or is_covered:
             item.add_marker(pytest.mark.matrix)
         elif name not in REPRESENTATIVE:
             seen[law, name] += 1

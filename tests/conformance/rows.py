@@ -21,7 +21,6 @@ from pipeline.data.features import (
     find_continuous,
     name_planes,
     split_levels,
-    split_values,
     sum_planes,
 )
 from pipeline.errors import FitError
@@ -37,6 +36,7 @@ from storage.artifacts.artifacts import Artifact, ArtifactReader
 from storage.dataset.chunks import unpack_rows
 from tests.conformance.facts import Facts
 from tests.support.strategies import DenseData, bit_matrices, draw_gaussians, make_memory_rows
+from tests.support.values import make_data as make_values
 
 Floats = NDArray[np.float64]
 
@@ -53,16 +53,8 @@ def make_data(
     segments: NDArray[np.int64] | None = None,
 ) -> DenseData:
     """Rows with these values, (n_samples, n_features), and a mask of the same shape, or None."""
-    continuous = find_continuous(facts.features)
-    levels = values.copy()
-    levels[:, continuous] = 0
-    observed = None if seen is None else seen.astype(np.uint8)
-    X, mask = split_values(levels.astype(np.uint8), observed, facts.features)
-    numbers = None
-    if continuous:
-        numbers = np.where(True if seen is None else seen, values, np.nan)[:, continuous]
-        numbers = numbers.astype(np.float32)
-    return DenseData(X, mask, segments, numbers=numbers)
+    counts = [len(feature.levels) for feature in facts.features]
+    return make_values(values, counts, seen, segments=segments)
 
 
 def cut_values(facts: Facts, x: Floats, thresholds: Floats) -> Floats:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 from warnings import catch_warnings
@@ -30,7 +29,6 @@ from tests.conformance.rows import (
     fitted,
     probit,
     small_tables,
-    with_column,
 )
 from tests.support.strategies import chunkings
 
@@ -88,18 +86,6 @@ def test_a_scorer_gives_the_bytes_of_transform(facts: Facts, segment: str | None
             elif len(dims) == 1:
                 labels = range(1, 3) if dims == ("component",) else names
                 assert [found[f"{name}_{label}"] for label in labels] == expected[name][0].tolist()
-
-
-def test_codes_ignore_what_lies_under_a_missing_value(facts: Facts) -> None:
-    model, params, data = (
-        facts.make(),
-        fitted(facts).params,
-        with_column(facts, "never observed with another"),
-    )
-    noise = np.random.default_rng(0).integers(0, 2, data.X.shape, dtype=np.uint8)
-    other = replace(data, X=np.where(data.mask, data.X, noise))
-    codes = [model.transform(params, rows.pack(), RowRandom(0)) for rows in (data, other)]
-    assert_same(codes[0], codes[1])
 
 
 def test_codes_have_the_dimensions_that_the_model_declares(facts: Facts) -> None:

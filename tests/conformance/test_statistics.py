@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, reduce
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,6 @@ from tests.conformance.rows import (
     masked_probit,
     probit,
     small_tables,
-    with_column,
 )
 from tests.support.strategies import (
     DenseData,
@@ -186,13 +184,3 @@ def differ(one: Arrays, other: Arrays) -> bool:
     return one.keys() != other.keys() or any(
         not np.array_equal(one[name], other[name]) for name in one
     )
-
-
-def test_statistics_survive_artifacts(facts: Facts, tmp_path: Path) -> None:
-    from flows.fitting.checkpoints import load_statistics, save_statistics
-
-    blocks = make_memory_blocks(replace(with_column(facts, "observed once"), segments=None))
-    for k, (part,) in enumerate(summaries(facts, blocks)):
-        save_statistics(tmp_path / str(k), part)
-        loaded = load_statistics(type(part), tmp_path / str(k))
-        assert_same(loaded.to_arrays(), part.to_arrays())

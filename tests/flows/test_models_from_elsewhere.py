@@ -13,11 +13,10 @@ from pipeline.models import registry
 from storage import load_artifact, open_codes, open_dataset
 from tests.support.data import draw_probit_rows, write_arrays
 
-CODER, CLIMBER = "tests.models.coder:Coder", "tests.models.climber:Climber"
+CLIMBER = "tests.models.climber:Climber"
 LABELLED, PREPARED = "tests.models.labelled:Labelled", "tests.models.prepared:PreparedMixture"
 NEIGHBOURS = "tests.models.neighbours:Neighbours"
 SETTINGS = {
-    CODER: ("--set", "layers=5,4", "--set", "max_iter=3", "--set", "denoise=yes"),
     CLIMBER: (),
     LABELLED: ("--set", "column=party"),
     PREPARED: (),
@@ -32,9 +31,7 @@ def matrix(*names: str) -> list[Any]:
     return [pytest.param(name, marks=pytest.mark.matrix) for name in names]
 
 
-every_model = pytest.mark.parametrize(
-    "model", [LABELLED, PREPARED, *matrix(CODER, CLIMBER, NEIGHBOURS)]
-)
+every_model = pytest.mark.parametrize("model", [LABELLED, PREPARED, *matrix(CLIMBER, NEIGHBOURS)])
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +96,7 @@ def test_it_is_sampled_or_refused_in_plain_words(cli, model, artifact):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("model", [CODER, LABELLED, *matrix(CLIMBER, PREPARED)])
+@pytest.mark.parametrize("model", [CLIMBER, LABELLED, *matrix(PREPARED)])
 def test_every_executor_gives_the_same_bytes(cli, data, model, artifact, cluster):
     expected = arrays_of(artifact)
     for where in (("--executor", "threads"), ("--cluster", cluster)):
@@ -108,14 +105,6 @@ def test_every_executor_gives_the_same_bytes(cli, data, model, artifact, cluster
 
 def arrays_of(artifact):
     return {name: array.tobytes() for name, array in load_artifact(artifact).items()}
-
-
-@pytest.mark.parametrize("model", [CODER])
-def test_settings_survive_the_artifact(artifact):
-    from flows.data.datasets import load_fitted_model
-
-    found = load_fitted_model(artifact).model
-    assert (found.layers, found.denoise, found.rate) == ((5, 4), True, 0.5)
 
 
 @pytest.mark.parametrize("model", [PREPARED])
@@ -139,9 +128,9 @@ def test_a_column_that_is_not_there_is_refused_at_once(cli, data):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("tests.models.coder:Nothing", "Use the form package.module:Class"),
-        ("tests.models.nowhere:Coder", "Use the form package.module:Class"),
-        ("tests.models.coder:CoderParams", "Derive it from pipeline.models.base.Model"),
+        ("tests.models.climber:Nothing", "Use the form package.module:Class"),
+        ("tests.models.nowhere:Climber", "Use the form package.module:Class"),
+        ("tests.models.climber:ClimberParams", "Derive it from pipeline.models.base.Model"),
     ],
 )
 def test_what_is_no_model_is_refused(cli, data, name, message):

@@ -62,11 +62,6 @@ def test_neighbouring_rows_and_draws_are_uncorrelated() -> None:
     assert np.abs(off_diagonal).max() < 0.03
 
 
-def test_every_bit_of_the_row_number_matters() -> None:
-    rows = np.concatenate([[0], 1 << np.arange(40)])
-    assert len(np.unique(RowRandom(0).uniform(rows, 4))) == 4 * len(rows)
-
-
 def test_streams_share_no_numbers() -> None:
     rng = RowRandom(3, 1)
     streams = [rng, rng.stream("noise"), rng.stream("order"), rng.stream("noise").stream("order")]

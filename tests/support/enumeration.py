@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -70,6 +70,24 @@ def check_rows(
         np.testing.assert_allclose(own_codes, expected / expected.sum(), rtol=0, atol=atol)
 
 
+def impute_by_likelihood(
+    score_rows: Callable[[Levels, Levels], Floats], X: Levels, observed: Levels
+) -> Floats:
+    """Return P(x_i = 1 | other values) of binary rows by their log-likelihoods with either value.
+
+    `score_rows` takes values and what is observed of them.
+    """
+    found = np.empty(X.shape)
+    for i in range(X.shape[1]):
+        nats = []
+        for value in (0, 1):
+            own, mask = X.copy(), observed.copy()
+            own[:, i], mask[:, i] = value, 1
+            nats.append(score_rows(own, mask))
+        found[:, i] = scipy.special.expit(nats[1] - nats[0])
+    return found
+
+
 def draw_incomplete_rows(sizes: Sequence[int], n_rows: int) -> tuple[Levels, Mask]:
     """Draw rows with more and with fewer missing levels; the first has none, the second only these.
 
@@ -108,3 +126,31 @@ def compute_pair_dependence(rows: Levels, shares: Floats, i: int, j: int) -> tup
     entropies = [scipy.stats.entropy(own) for own in (pairs.sum(0), pairs.sum(1), pairs.ravel())]
     cov = np.cov(rows[:, [i, j]].T, aweights=shares, ddof=0)
     return entropies[0] + entropies[1] - entropies[2], cov[0, 1] / np.sqrt(np.diag(cov).prod())
+
+
+def draw_wide_rows(sizes: tuple[int, ...], n_samples: int, seed: int) -> Levels:
+    """Draw rows along a tree. Features 0 to 4 are equal, and the last 10 are constant."""
+    rng = np.random.default_rng(seed)
+    levels = np.empty((n_samples, len(sizes)), np.uint8)
+    share = rng.random(n_samples)
+    for i, size in enumerate(sizes):
+        if i > 0:
+            parent = int(rng.integers(max(0, i - 4), i))
+            share = (levels[:, parent] + rng.random(n_samples)) / sizes[parent]
+            share = np.where(rng.random(n_samples) < 0.3, rng.random(n_samples), share)
+        levels[:, i] = np.minimum(size * share, size - 1)
+    levels[:, 1:5], levels[:, -10:] = levels[:, :1], 1
+    return levels
+
+
+def list_spanning_trees(n: int) -> Iterator[list[tuple[int, int]]]:
+    """List the edges of all labelled trees of n vertices, by their Prüfer codes."""
+    for code in product(range(n), repeat=n - 2):
+        degrees, edges = [1 + code.count(i) for i in range(n)], []
+        for i in code:
+            leaf = degrees.index(1)
+            edges.append((leaf, i))
+            degrees[leaf] -= 1
+            degrees[i] -= 1
+        left, right = (i for i in range(n) if degrees[i] == 1)
+        yield [*edges, (left, right)]

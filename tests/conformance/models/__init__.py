@@ -1,7 +1,6 @@
 """Facts about all models, those of `tests.models` too."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from tests.conformance.facts import Facts
 from tests.conformance.models import (
@@ -21,11 +20,6 @@ from tests.conformance.models import (
 REPRESENTATIVE = ("bernoulli-mixture", "blica", "clipped-pca", "latent-trait", "rbm")
 """Models for which all laws are checked by default; of the others, the matrix checks the rest."""
 
-# A mixture with parameters that are prepared after the fit.
-_PREPARED_MIXTURE = replace(bernoulli_mixture.FACTS, name="tests.models.prepared:PreparedMixture")
-REPEATED = (_PREPARED_MIXTURE.name,)
-"""Models that are mostly others; the matrix checks their laws."""
-
 FACTS: Mapping[str, Facts] = {
     facts.name: facts
     for facts in (
@@ -39,11 +33,9 @@ FACTS: Mapping[str, Facts] = {
         linear_ivae.FACTS,
         noisy_or.FACTS,
         rbm.FACTS,
-        _PREPARED_MIXTURE,
         simple.AUTOENCODER,
         simple.BOTTLENECK,
         simple.CLIMBER,
-        simple.CODER,
         simple.FASTICA,
         simple.KERNEL_PCA,
         simple.LABELLED,

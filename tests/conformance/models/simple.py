@@ -4,19 +4,7 @@ from __future__ import annotations
 
 from tests.conformance.facts import Facts
 
-AUTOENCODER = Facts(
-    "autoencoder",
-    plain={"max_iter": 30},
-    variants=(
-        {"loss": "squared", "optimizer": "momentum", "corruption": "mask"},
-        {"sparsity": 0.1, "corruption": "flip", "max_iter": 20},
-        {"sparsity": 0.01, "penalty": "l1", "max_iter": 20},
-    ),
-    rising=(),
-    follows_cause=True,
-    slow=("test_codes_do_not_depend_on_how_rows_are_cut",),
-)
-BOTTLENECK = Facts(
+AUTOENBOTTLENECK = Facts(
     "bottleneck",
     plain={"max_iter": 20},
     variants=({"column": "label", "optimizer": "momentum"}, {"column": "label", "kind": "number"}),
@@ -24,11 +12,6 @@ BOTTLENECK = Facts(
     follows_cause=True,
 )
 CLIMBER = Facts("tests.models.climber:Climber", plain={"tol": 1e-9})
-CODER = Facts(
-    "tests.models.coder:Coder",
-    variants=({"layers": (4, 3), "max_iter": 3}, {"denoise": True, "rate": 0.2}),
-    rising=(),
-)
 FASTICA = Facts("fastica", variants=({"n_components": None},))
 KERNEL_PCA = Facts(
     "kernel-pca",

@@ -58,7 +58,6 @@ FACTS = Facts(
     recovered=pairs_by_component,
     truthful={},
     slow=(
-        "test_a_column_without_information_is_refused_or_warned_of",
         "test_a_fit_has_the_pair_shares_of_its_data",
         "test_a_fit_of_weighted_rows_is_that_of_repeated_rows",
         "test_a_fit_recovers_the_model_that_it_sampled",

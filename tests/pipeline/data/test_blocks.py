@@ -10,7 +10,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pipeline.data.blocks import BinaryBlock, Tile, concatenate_blocks, pack_block
-from pipeline.errors import FitError
 from tests.support.strategies import DenseData, chunkings, make_memory_blocks, pack_matrix, tables
 
 
@@ -100,19 +99,3 @@ def test_whole_words_are_dealt_in_turn_and_the_rest_in_runs(n_samples: int) -> N
     runs = np.arange(n_dealt, middle), np.arange(middle, n_samples)
     for g, group in enumerate(block.split_into_groups(2)):
         assert group.rows.tolist() == [*words[:, g].ravel(), *runs[g]]
-
-
-@pytest.mark.parametrize(("n_samples", "sizes"), [(50, [25, 25]), (63, [31, 32]), (1, [0, 1])])
-def test_short_blocks_are_split_evenly(n_samples: int, sizes: list[int]) -> None:
-    X = np.random.default_rng(0).integers(0, 2, (n_samples, 3), dtype=np.uint8)
-    groups = pack_block(X).split_into_groups(2)
-    assert [group.n_samples for group in groups] == sizes
-    np.testing.assert_array_equal(np.concatenate([group.unpack_values() for group in groups]), X)
-
-
-def test_one_group_is_the_block_itself_and_none_is_refused() -> None:
-    block = pack_block(np.ones((70, 2), np.uint8))
-    (group,) = block.split_into_groups(1)
-    assert group is block
-    with pytest.raises(FitError, match="`n_groups` is 0"):
-        block.split_into_groups(0)

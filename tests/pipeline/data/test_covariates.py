@@ -23,8 +23,6 @@ from pipeline.data.datasets import MemoryDataset, make_memory_dataset
 from pipeline.data.row_columns import RowColumns
 from pipeline.data.tables import BinaryTable
 from pipeline.errors import FitError
-from pipeline.models.clipped_pca import ClippedPCA
-from pipeline.models.support import check_parts
 
 N = 8
 COLUMNS = {
@@ -123,8 +121,3 @@ def test_rows_of_weight_0_do_not_count() -> None:
 def test_bad_values_are_refused(names: list[str], changes: dict[str, Any], message: str) -> None:
     with pytest.raises(FitError, match=message):
         measure(make_dataset(**changes), *names)
-
-
-def test_other_models_refuse_covariates() -> None:
-    with pytest.raises(FitError, match="clipped-pca cannot use covariates of rows"):
-        check_parts(ClippedPCA(), ["covariates"])

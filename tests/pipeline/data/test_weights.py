@@ -65,14 +65,6 @@ def test_tiny_weights_have_a_unit_above_0() -> None:
     np.testing.assert_allclose(values, [2 / 3, 4 / 3], rtol=1e-3)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_short_floats_are_weights_like_long_ones(dtype: type[np.floating]) -> None:
-    values = np.array([0.25, 0.1, 900.5], dtype)
-    weights, expected = measure(values), measure(values.astype(np.float64))
-    assert weights == expected
-    np.testing.assert_array_equal(weights.to_units(values), expected.to_units(values.astype(float)))
-
-
 def test_sampling_weights_have_a_mean_of_1_and_any_size() -> None:
     once, twice = measure([0.5, 1.25, 0.0, 7.0]), measure([1.0, 2.5, 0.0, 14.0])
     values = once.scale * once.to_units(np.array([0.5, 1.25, 7.0]))
@@ -132,6 +124,14 @@ def test_rows_of_weight_0_outside_of_the_split_stay_outside() -> None:
     (block,) = iter_blocks(rows.read(0))
     np.testing.assert_array_equal(block.rows, [0, 3, 5])
     np.testing.assert_array_equal(block.row_weights, [1.0, 2.0, 3.0], strict=True)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_short_floats_are_weights_like_long_ones(dtype: type[np.floating]) -> None:
+    values = np.array([0.25, 0.1, 900.5], dtype)
+    weights, expected = measure(values), measure(values.astype(np.float64))
+    assert weights == expected
+    np.testing.assert_array_equal(weights.to_units(values), expected.to_units(values.astype(float)))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -1.0])

@@ -123,11 +123,6 @@ def test_the_variance_is_that_of_many_tables(t_i: float, t_j: float, r: float) -
     assert n * found.correlation.var() == pytest.approx(expected, rel=0.08)
 
 
-def test_the_variance_of_even_independent_pairs_is_known() -> None:
-    table = PairTable(*(np.array([v]) for v in (4.0, 2.0, 2.0, 1.0)))
-    assert tetrachoric_variance(table, np.zeros(1))[0] == pytest.approx(np.pi**2 / 4)
-
-
 def clipped(n_rows: int, correlation: Floats, seed: int) -> Bits:
     # By its Cholesky factor, which is one alone: eigenvectors of equal eigenvalues are not.
     noise = np.random.default_rng(seed).standard_normal((n_rows, len(correlation)))
@@ -207,20 +202,6 @@ def test_the_first_arrays_by_feature_are_compared() -> None:
     assert name == "tilted"
     assert alike == pytest.approx((1 + np.sqrt(0.5)) / 2)
     assert find_largest_move(before, turned) == ("offsets", 1, 1.0, 0.5)
-
-
-def test_parameters_without_such_arrays_are_not_compared() -> None:
-    assert compare_loadings(*(params_of(np.zeros((0, 3)), np.zeros(3)) for _ in "ab")) == (
-        "other",
-        0.0,
-    )
-
-    @dataclass(frozen=True)
-    class Bare:
-        weights: Floats = array_field("component")
-
-    assert compare_loadings(Bare(np.ones(2)), Bare(np.ones(2))) is None
-    assert find_largest_move(Bare(np.ones(2)), Bare(np.ones(2))) is None
 
 
 def test_biases_below_a_stack_are_compared() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,7 +27,6 @@ from pipeline.evaluation.calibration import (
 from pipeline.evaluation.evaluate import (
     EvaluatedModel,
     ModelScores,
-    RowFold,
     assign_folds,
     describe_differences,
     describe_likelihood,
@@ -47,7 +45,6 @@ from pipeline.numerics.metrics import reconstruction_losses
 from pipeline.params import array_field
 from pipeline.statistics.counts import PairCounts
 from pipeline.statistics.sums import Sums
-from tests.support.data import draw_probit_rows, make_test_row_source, write_arrays
 from tests.support.strategies import DenseData, chunkings, make_memory_rows, tables
 
 SERIAL = SerialExecutor()
@@ -426,14 +423,6 @@ def pair_counts() -> PairCounts:
     return count_observed_pairs(make_memory_rows(DenseData(drawn(500))), ALL, SERIAL)
 
 
-def test_shares_that_are_certain_on_both_sides_have_no_distance() -> None:
-    counts = pair_counts()
-    joint = counts.joint.copy()
-    joint[0, 0, 1] = 0
-    never = replace(counts, joint=joint)
-    assert compare_pairs(never, never).z[0] == 0.0
-
-
 def test_wide_data_are_counted_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = make_memory_rows(DenseData(drawn(500)))
     whole = count_observed_pairs(rows, ALL, SERIAL)
@@ -488,23 +477,9 @@ def kept(rows: RowSource) -> np.ndarray:
     return np.sort(np.concatenate([block.rows for block in blocks]))
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("split", [None, "test"])
-def test_every_row_is_held_out_once_and_else_fitted(tmp_path: Path, split: str | None):
-    X, _ = draw_probit_rows(300, 4, 2, seed=0)
-    segments = np.array(["a", "b", "c"])[np.arange(300) % 3]
-    columns = {"split": np.where(np.arange(300) % 4, "train", "test")}
-    rows = make_test_row_source(
-        write_arrays(tmp_path / "d.zarr", X, None, segments, 1, columns), split
-    )
-    assert rows.n_chunks > 1
-    everything = kept(rows)
-    assert len(everything) == (300 if split is None else 75)
-    folds = [RowFold(index, 4, 7) for index in range(4)]
-    held_out = [kept(fold.select_held_out(rows)) for fold in folds]
-    np.testing.assert_array_equal(np.sort(np.concatenate(held_out)), everything)
-    for fold, apart in zip(folds, held_out, strict=True):
-        assert len(apart)
-        np.testing.assert_array_equal(
-            kept(fold.select_training(rows)), np.setdiff1d(everything, apart, assume_unique=True)
-        )
+def test_shares_that_are_certain_on_both_sides_have_no_distance() -> None:
+    counts = pair_counts()
+    joint = counts.joint.copy()
+    joint[0, 0, 1] = 0
+    never = replace(counts, joint=joint)
+    assert compare_pairs(never, never).z[0] == 0.0

@@ -123,9 +123,3 @@ def test_measurements_and_levels_are_predicted(people: pd.DataFrame, fitted: lb.
         nats += [-np.log(np.where(own == 1, one, 1 - one))]
     assert found["wrong_values"] == np.mean(wrong)
     assert found["nll_per_value"] == pytest.approx(np.mean(nats), rel=1e-9)
-
-
-def test_binary_features_of_other_models_have_no_held_out_values(people: pd.DataFrame) -> None:
-    data = lb.from_dataframe(people[["b0", "b1"]])
-    fitted = lb.fit(data, "noisy-or", components=1, max_iter=1)
-    assert "held_out" not in lb.evaluate(fitted, data)

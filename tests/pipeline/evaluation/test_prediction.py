@@ -93,11 +93,6 @@ def test_segments_are_found_by_name() -> None:
     assert labels.columns == ()
 
 
-def test_names_must_be_as_many_as_categories() -> None:
-    with pytest.raises(FitError, match="has 2 categories, but 1 different names"):
-        of(Told(known=(3, 5)), ("3",), Described())
-
-
 def test_numbers_are_not_texts() -> None:
     with pytest.raises(FitError, match="column 'y': the model was fitted to numbers, but"):
         of(Told(), (), Described({"y": ["3"]}))
@@ -130,19 +125,12 @@ def test_r2_is_the_share_of_variance() -> None:
     assert found["rmse"] == pytest.approx(np.sqrt(lost))
 
 
-def test_equal_numbers_have_no_r2() -> None:
-    found = summary(Told(says=np.zeros(3)), (), np.full(3, 0.1))
-    assert found["r2"] is None
-    assert found["rmse"] == pytest.approx(0.1)
-
-
 def test_without_any_label_there_is_nothing_to_judge_by() -> None:
     with pytest.raises(FitError, match="column 'y': none of these rows has a label"):
         summary(Told(says=np.zeros(3)), (), np.full(3, np.nan))
 
 
-def test_a_model_that_predicts_nothing_has_no_labels() -> None:
-    model: Any = object()
-    assert find_target_labels(model, None, (), Described()) is None
-    assert summarize_predictions(None, model, None, rows(np.zeros(2)), RNG) == {}
-    assert describe_prediction(None, {}) == {}
+def test_equal_numbers_have_no_r2() -> None:
+    found = summary(Told(says=np.zeros(3)), (), np.full(3, 0.1))
+    assert found["r2"] is None
+    assert found["rmse"] == pytest.approx(0.1)

@@ -86,17 +86,6 @@ def test_dask_in_process_gives_the_bytes_of_serial(dataset, expected):
         assert loadings(dataset, DaskExecutor(client)) == expected
 
 
-@pytest.mark.matrix
-def test_one_worker_process_gives_the_bytes_of_serial(dataset, expected):
-    with (
-        LocalCluster(
-            n_workers=1, threads_per_worker=1, host="127.0.0.1", dashboard_address=None
-        ) as cluster,
-        Client(cluster) as client,
-    ):
-        assert loadings(dataset, DaskExecutor(client)) == expected
-
-
 def test_groups_with_levels_have_the_bytes_of_serial_on_workers(three_workers):
     rng = np.random.default_rng(0)
     group = np.arange(400) % 2

@@ -81,6 +81,14 @@ def test_groups_without_common_parameters_need_no_link() -> None:
     assert list_unlinked(complete, groups, invariance="configural") == ("e", "f")
 
 
+@pytest.mark.parametrize("model", ["latent-trait", "bernoulli-mixture"])
+def test_a_fit_warns(model: str) -> None:
+    X = np.random.default_rng(0).integers(0, 2, (400, 6)).astype(np.float64)
+    X[np.tile(~make_forms(), (10, 1))] = np.nan
+    warnings = lb.fit(X, model, components=1 if model == "latent-trait" else 2).warnings
+    assert sum("2 parts without a common row" in w and "'f4', 'f5'" in w for w in warnings) == 1
+
+
 def test_later_chunks_are_only_read_if_the_first_does_not_link_all() -> None:
     data = DenseData(np.zeros((40, 6), np.uint8), make_forms().astype(np.uint8))
     for mask, expected in ((data.observed, [0, 0, 1]), (None, [0])):
@@ -93,11 +101,3 @@ def test_later_chunks_are_only_read_if_the_first_does_not_link_all() -> None:
 
         collect_linkage(LatentTrait(), replace(rows, read=read), SERIAL)
         assert keys == expected
-
-
-@pytest.mark.parametrize("model", ["latent-trait", "bernoulli-mixture"])
-def test_a_fit_warns(model: str) -> None:
-    X = np.random.default_rng(0).integers(0, 2, (400, 6)).astype(np.float64)
-    X[np.tile(~make_forms(), (10, 1))] = np.nan
-    warnings = lb.fit(X, model, components=1 if model == "latent-trait" else 2).warnings
-    assert sum("2 parts without a common row" in w and "'f4', 'f5'" in w for w in warnings) == 1

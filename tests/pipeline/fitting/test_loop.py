@@ -85,39 +85,12 @@ def test_groups_without_rows_of_the_split_are_passed_over() -> None:
     )
 
 
-def test_few_partial_results_are_held_at_a_time() -> None:
-    most = 0
-
-    def watched(block: BinaryBlock) -> Trace:
-        nonlocal most
-        most = max(most, len(Trace.alive))
-        return Trace.from_block(block)
-
-    collect_statistics(watched, one_row_chunks(8 * 128), SERIAL, "trace")
-    assert most <= 12
-
-
 @pytest.mark.parametrize("n_rows", [0, 1, 20])
 def test_a_pass_over_no_rows_is_refused(n_rows: int) -> None:
     with pytest.raises(FitError, match=r"There are no rows\. Choose another split\."):
         collect_statistics(
             Trace.from_block, one_row_chunks(n_rows, [False] * n_rows), SERIAL, "trace"
         )
-
-
-def test_progress_is_told_of_every_task() -> None:
-    told: list[tuple[Any, ...]] = []
-    keep = [k < 16 for k in range(20)]
-    rows = one_row_chunks(20, keep)
-    collect_statistics(
-        Trace.from_block, rows, SERIAL, "trace", progress=lambda *news: told.append(news)
-    )
-    assert told == [
-        ("trace", 0, 3, 0),
-        ("trace", 1, 3, 8),
-        ("trace", 2, 3, 16),
-        ("trace", 3, 3, 16),
-    ]
 
 
 def counted(data: DenseData, sizes: Sequence[int], executor: Any, budget: int) -> PairCounts:
@@ -215,13 +188,6 @@ def test_an_iterative_fit_goes_on_until_it_converges() -> None:
     last, limit = state.history[-1], -X.var(axis=0).sum()
     assert limit - 1e-9 <= last <= limit < state.history[-4] + 1e-6
     assert state.warnings == ()
-
-
-def test_a_fit_that_stops_early_says_so() -> None:
-    state = fit_model(Shares(max_iter=3), ROWS, SERIAL)
-    assert state.iteration == 3
-    (notice,) = state.warnings
-    assert "stopped before converging, at {max_iter=3}; raise it" in notice.text
 
 
 @dataclass(frozen=True)
@@ -340,13 +306,6 @@ def test_converged_and_stopped_are_different_answers(
     assert bool(warn_about_ending(convergence, history)) == (not converged)
 
 
-def test_one_pass_models_converge_in_one_pass() -> None:
-    monitor = ObjectiveCriterion(max_iter=1, tol=0.0)
-    assert not monitor.has_converged([])
-    assert monitor.has_converged([0.0])
-    assert warn_about_ending(monitor, [0.0]) == ()
-
-
 def reads_of(model: Model, rows: RowSource = ROWS) -> tuple[FitState, list[int]]:
     """A fit, and the chunks that it read after its first counts."""
     read: list[int] = []
@@ -416,17 +375,3 @@ def test_the_best_pass_is_kept_where_a_stage_waits_for_better() -> None:
     again = fit_model(Passing(), ROWS, SERIAL, state=states[best])  # the best is in the checkpoint
     np.testing.assert_array_equal(again.params.share, done.params.share)
     assert done.warnings == ()
-
-
-def test_updates_draw_from_a_generator_of_their_own() -> None:
-    drawn: list[float] = []
-
-    class Drawing(Shares):
-        def update(self, state: FitState, statistics: Any, map_items: Any, rng: Any) -> FitState:
-            drawn.append(rng.random())
-            return super().update(state, statistics, map_items, rng)
-
-    for seed in (1, 1, 2):
-        fit_model(Drawing(max_iter=3, tol=0.0), ROWS, SERIAL, seed)
-    assert drawn[:3] == drawn[3:6]
-    assert len({*drawn}) == 6

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,15 +16,12 @@ from pipeline.executors.base import SerialExecutor, ThreadsExecutor
 from pipeline.executors.cancellation import Cancelled, run_cancellable
 from pipeline.fitting.loop import fit_model
 from pipeline.fitting.pair_work import RowPairJob, run_in_memory
-from pipeline.learning.convergence import ConvergenceCriterion, PassCountCriterion
-from pipeline.models.state import FitState
 from pipeline.passes.row_ranges import (
     ArrayDescriptions,
     choose_rows_per_range,
     count_rows_by_chunk,
     split_into_ranges,
 )
-from pipeline.statistics.counts import FeatureCounts
 from tests.models.neighbours import FAR, Neighbours
 from tests.support.strategies import DenseData, chunkings, make_memory_rows, tables
 
@@ -91,12 +88,6 @@ def test_a_task_reads_its_chunks_then_all_others_one_by_one() -> None:
     assert keys == [1, 2, 0, 1, 2, 3]
 
 
-def test_an_interrupted_task_is_given_up() -> None:
-    pairs, run = pairs_of(drawn(), [200]), split_into_ranges([200], 200)[0]
-    with pytest.raises(Cancelled):
-        run_cancellable(lambda: False, pairs, run)
-
-
 def test_progress_is_told_of_every_task() -> None:
     told: list[Any] = []
     run_in_memory(pairs_of(drawn(), [90, 110]), SERIAL, lambda *what: told.append(what))
@@ -122,27 +113,7 @@ def test_threads_give_the_bytes_of_serial_and_no_pass_is_made() -> None:
     assert not states[0].warnings
 
 
-@dataclass(frozen=True)
-class Counting(Neighbours):
-    """Makes a pass when the pairs are done."""
-
-    max_iter: int = field(default=1, init=False)
-
-    def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
-        return PassCountCriterion(1)
-
-    def summarize(self, params: Any, working: Any, block: Any, rng: Any) -> FeatureCounts:
-        assert len(params.bits) == 200
-        return FeatureCounts.from_block(block)
-
-    def update(self, state: FitState, statistics: Any, map_items: Any, rng: Any) -> FitState:
-        counted = {"ones": int(statistics.ones.sum())}
-        return replace(state, diagnostics={**state.diagnostics, **counted})
-
-
-def test_passes_follow_where_the_model_wants_some() -> None:
-    rows = make_memory_rows(drawn(), [90, 110])
-    state, alone = fit_model(Counting(), rows, SERIAL), fit_model(Neighbours(), rows, SERIAL)
-    assert (state.iteration, state.done) == (1, True)
-    assert state.diagnostics == {"n_components": 2, "ones": int(drawn().X.sum())}
-    np.testing.assert_array_equal(state.params.smoothed, alone.params.smoothed)
+def test_an_interrupted_task_is_given_up() -> None:
+    pairs, run = pairs_of(drawn(), [200]), split_into_ranges([200], 200)[0]
+    with pytest.raises(Cancelled):
+        run_cancellable(lambda: False, pairs, run)

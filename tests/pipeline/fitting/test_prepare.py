@@ -11,7 +11,7 @@ import pytest
 import latentbits
 from latentbits.data import make_dataset
 from pipeline.errors import FitError
-from pipeline.fitting.prepare import ESTIMATOR_NAMES, FitRequest, PatternTable, prepare
+from pipeline.fitting.prepare import FitRequest, PatternTable, prepare
 from pipeline.models.known_items import parse_known_items
 
 NAMES = ["a", "b", "c", "d"]
@@ -48,12 +48,6 @@ def test_what_was_prepared_is_described_as_manifests_record_it() -> None:
     assert (plain.choices, plain.poles) == ({}, ())
 
 
-def test_lists_and_arrays_are_as_good_as_tuples() -> None:
-    for layers in ([4, 2], np.array([4, 2])):
-        request = FitRequest("stack", settings={"layers": layers}, cut=["a>=1"])
-        assert (request.settings, request.cut) == ({"layers": (4, 2)}, ("a>=1",))
-
-
 def test_files_are_read_only_for_models_that_can_use_them() -> None:
     def read() -> Any:
         raise AssertionError
@@ -63,10 +57,7 @@ def test_files_are_read_only_for_models_that_can_use_them() -> None:
             prepare(FitRequest("clipped-pca", **{name: read}), DATASET)
 
 
-def test_estimators_have_their_own_names() -> None:
-    assert ESTIMATOR_NAMES == {
-        "components": "n_components",
-        "weight": "sample_weight",
-        "group": "segments",
-        "seed": "random_state",
-    }
+def test_lists_and_arrays_are_as_good_as_tuples() -> None:
+    for layers in ([4, 2], np.array([4, 2])):
+        request = FitRequest("stack", settings={"layers": layers}, cut=["a>=1"])
+        assert (request.settings, request.cut) == ({"layers": (4, 2)}, ("a>=1",))

@@ -98,13 +98,6 @@ def test_segments_are_mixed_by_their_rows(params: BernoulliMixtureParams) -> Non
         np.testing.assert_allclose(np.exp(answer.log_evidence), P[known].sum(), rtol=1e-12)
 
 
-def test_without_evidence_probabilities_are_marginal(params: BernoulliMixtureParams) -> None:
-    answer = query(BernoulliMixture(), params, {}, ["f4", "f4"])
-    expected = params.weights @ params.probabilities[:, 4]
-    assert answer["probability"] == pytest.approx([expected])
-    assert (answer.log_evidence, answer["lift"].tolist()) == (0, [1])
-
-
 def test_noisy_or_gives_the_sums_over_its_causes() -> None:
     f, leaks = random_network(np.random.default_rng(1), (5, 3))
     params = NoisyOrParams.from_probabilities([own.T for own in f], leaks)

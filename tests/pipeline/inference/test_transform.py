@@ -17,7 +17,7 @@ from pipeline.executors.cancellation import Cancelled, run_cancellable
 from pipeline.inference.transform import TransformTask, describe_codes
 from pipeline.models.clipped_pca import ClippedPCA
 from pipeline.params import get_named_arrays
-from pipeline.passes.row_ranges import count_split_rows, split_into_ranges
+from pipeline.passes.row_ranges import split_into_ranges
 from pipeline.random import RowRandom
 from tests.support.strategies import DenseData, make_memory_rows
 
@@ -87,10 +87,6 @@ def test_an_interrupted_run_is_given_up() -> None:
     assert run_cancellable(lambda: True, codes, run)
     with pytest.raises(Cancelled, match="interrupted"):
         run_cancellable(lambda: False, codes, run)
-
-
-def test_all_rows_are_kept_without_a_split() -> None:
-    assert count_split_rows(make_memory_rows(drawn(), [200, 300]).read, 1) == 300
 
 
 @dataclass(frozen=True)

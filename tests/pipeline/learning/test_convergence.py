@@ -14,7 +14,6 @@ from pipeline.learning.convergence import (
     PassCountCriterion,
     PatienceCriterion,
     choose_squarem_step,
-    describe_passes,
     describe_starts,
     estimate_remaining_gain,
     find_final_objective,
@@ -80,22 +79,6 @@ def test_patience_ends_two_passes_after_the_best(
 ) -> None:
     assert PatienceCriterion(50, patience=2).has_converged(history) == converged
     assert is_stage_over(PatienceCriterion(4, patience=9), history) == (len(history) >= 4)
-
-
-def test_a_fixed_number_of_passes_is_made() -> None:
-    assert [is_stage_over(PassCountCriterion(2), (0.0,) * n) for n in range(4)] == [
-        False,
-        False,
-        True,
-        True,
-    ]
-
-
-def test_patience_waits_for_gains_that_count() -> None:
-    slight = PatienceCriterion(50, patience=2, tol=0.1)
-    assert slight.count_waiting_passes([-3.0, -2.9, -2.8]) == 2
-    assert slight.count_waiting_passes([-3.0, -2.9, -2.5]) == 0
-    assert slight.has_converged([-3.0, -2.9, -2.8])
 
 
 @pytest.mark.parametrize(
@@ -185,30 +168,6 @@ def test_extrapolations_that_fall_are_taken_back() -> None:
     np.testing.assert_allclose(end, np.clip(TOP, -3.9, 3.9), atol=1e-3)
 
 
-def test_the_memory_is_arrays() -> None:
-    at, memory = np.zeros(4), {}
-    for _ in range(5):
-        found = choose_squarem_step(at, step(at), objective(at), memory)
-        at, memory = found.parameters, found.memory
-        assert all(isinstance(value, np.ndarray) for value in memory.values())
-
-
-@pytest.mark.parametrize("at", [TOP, np.zeros(4)])
-def test_a_fixed_point_stays(at: Array) -> None:
-    memory = {}
-    for _ in range(6):
-        found = choose_squarem_step(at, at, 0.0, memory)
-        np.testing.assert_array_equal(found.parameters, at)
-        assert found.accepted
-        memory = found.memory
-
-
-def test_fits_by_a_single_pass_do_not_converge() -> None:
-    assert describe_passes(1, converged=True) == "1, not iterative"
-    assert describe_passes(1200, converged=True) == "1,200, converged"
-    assert describe_passes(1, converged=False) == "1, stopped before converging"
-
-
 def test_starts_with_the_same_optimum_reach_the_best_objective() -> None:
     criterion = ObjectiveCriterion(500, 1e-6, weight=1000)
     histories = [(-4.0, -3.0, -2.9999), (-4.0, -3.1, -2.99985), (-4.0, -3.3, -3.2)]
@@ -245,3 +204,20 @@ def test_a_single_start_of_many_at_the_best_is_a_warning(
         texts = [warning.render() for warning in warnings]
         assert all(advice in text and "ended 0.012 nats per row below" in text for text in texts)
     assert warn_about_starts({}) == ()
+
+
+def test_patience_waits_for_gains_that_count() -> None:
+    slight = PatienceCriterion(50, patience=2, tol=0.1)
+    assert slight.count_waiting_passes([-3.0, -2.9, -2.8]) == 2
+    assert slight.count_waiting_passes([-3.0, -2.9, -2.5]) == 0
+    assert slight.has_converged([-3.0, -2.9, -2.8])
+
+
+@pytest.mark.parametrize("at", [TOP, np.zeros(4)])
+def test_a_fixed_point_stays(at: Array) -> None:
+    memory = {}
+    for _ in range(6):
+        found = choose_squarem_step(at, at, 0.0, memory)
+        np.testing.assert_array_equal(found.parameters, at)
+        assert found.accepted
+        memory = found.memory

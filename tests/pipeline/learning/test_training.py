@@ -78,11 +78,6 @@ def test_rows_held_out_are_judged_and_no_step_is_taken_with_them(masked: bool) -
     assert int(sums.values["n_fitted"]) == 400 - len(apart)
 
 
-def test_without_rows_held_out_all_are_judged_by() -> None:
-    learner, sums = counted(40, 0.0)
-    assert sums.objective == sum(range(40)) == sum(learner.seen)
-
-
 def test_no_rows_leave_nothing() -> None:
     assert (
         train_on_blocks(

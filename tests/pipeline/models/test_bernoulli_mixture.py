@@ -31,6 +31,7 @@ from pipeline.models.state import FitState
 from pipeline.params import get_array
 from pipeline.random import RowRandom
 from tests.support.data import find_reference
+from tests.support.derivatives import compute_sandwich, differentiate_twice
 from tests.support.enumeration import JointTable, check_rows, list_states
 from tests.support.strategies import DenseData, make_memory_rows, tables
 
@@ -123,28 +124,6 @@ def test_rows_far_from_every_component_stay_finite() -> None:
 # --- fits ----------------------------------------------------------------------------------------
 
 
-def test_one_component_is_independence_with_pseudo_counts() -> None:
-    X = drawn(500)
-    state = fitted(X, n_components=1, smoothing=1.0)
-    expected = (X.sum(axis=0) + 1) / (len(X) + 2)
-    np.testing.assert_allclose(state.params.probabilities, expected[None])
-    assert state.params.weights == pytest.approx([1.0])
-    found = BernoulliMixture().log_likelihood(state.params, pack_block(X), RNG).nats
-    by_hand = (X * np.log(expected) + (1 - X) * np.log(1 - expected)).sum(axis=1)
-    np.testing.assert_allclose(found, by_hand)
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("missing", [0.0, 0.3])
-def test_the_truth_is_recovered_by_weight(missing: float) -> None:
-    X = drawn(40_000)
-    observed = (np.random.default_rng(2).random(X.shape) >= missing).astype(np.uint8)
-    state = fitted(X, observed, n_components=3)
-    np.testing.assert_allclose(state.params.weights, WEIGHTS, atol=0.015)
-    np.testing.assert_allclose(state.params.probabilities, PROBABILITIES, atol=0.03)
-    assert state.warnings == ()
-
-
 def test_a_fit_ends_where_an_em_step_by_hand_stays() -> None:
     X, s = drawn(3000), 0.5
     params = fitted(X, n_components=3, smoothing=s, tol=1e-10).params
@@ -168,20 +147,6 @@ def test_the_objective_holds_the_prior() -> None:
     prior = s * (np.log(p).sum() + np.log(1 - p).sum() + np.log(WEIGHTS).sum())
     assert model.objective(params, sums) == pytest.approx((nats + prior) / len(X))
     assert len(state.history) > 1
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("seed", range(3))
-def test_rows_held_out_choose_the_number_of_components(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    probabilities = rng.choice([0.1, 0.9], (4, 20))
-    params = params_of(np.full(4, 0.25), probabilities)
-    X = BernoulliMixture().sample(params, 4000, rng)
-    state = fitted(X, n_components=None)
-    assert state.diagnostics["n_components"] == 4
-    scores = state.diagnostics["held_out_scores"]
-    assert len(scores) == 4
-    assert max(scores) == scores[2]
 
 
 def test_copies_of_few_rows_leave_everything_finite() -> None:
@@ -245,26 +210,6 @@ def test_too_few_rows_are_refused(n_rows: int, more: dict[str, Any], message: st
         fitted(drawn(n_rows), **more)
 
 
-def test_a_feature_never_observed_is_refused() -> None:
-    X = drawn(50)
-    observed = np.ones_like(X)
-    observed[:, 3] = 0
-    with pytest.raises(FitError, match="no observed value: 3"):
-        fitted(X, observed)
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"), [("smoothing", 0.0), ("smoothing", np.inf), ("tol", 1.0), ("max_iter", 0)]
-)
-def test_settings_out_of_range_are_refused(setting: str, value: float) -> None:
-    with pytest.raises(FitError, match=f"{setting} must be .*, but is {value}"):
-        BernoulliMixture(**{setting: value})
-
-
-Floats = NDArray[np.float64]
-STEP = 1e-3
-
-
 @pytest.mark.parametrize("masked", [False, True])
 def test_errors_are_those_of_the_hessian(masked: bool) -> None:
     rng = np.random.default_rng(masked)
@@ -285,15 +230,7 @@ def test_errors_are_those_of_the_hessian(masked: bool) -> None:
         return float(logsumexp(joint(at), axis=1).sum() + smoothing * prior)
 
     at = np.append(logit(P).ravel(), np.log(weights[0] / weights[1]))
-    steps = STEP * np.eye(11)
-    hessian = [
-        [
-            sum(s * t * log_posterior(at + s * a + t * b) for s in (1, -1) for t in (1, -1))
-            for b in steps
-        ]
-        for a in steps
-    ]
-    covariance = np.linalg.inv(-np.array(hessian) / (2 * STEP) ** 2)
+    covariance = np.linalg.inv(-differentiate_twice(log_posterior, at))
     model, params = BernoulliMixture(smoothing=smoothing), BernoulliMixtureParams(P, weights)
     block, every_row = pack_block(X, observed), {"share": np.array(1.0)}
     sums = model.summarize_information(params, every_row, block, RNG)
@@ -407,21 +344,7 @@ def test_errors_with_sampling_weights_are_those_of_the_sandwich(n_clusters: int 
         each = X[:, None] * np.log(p) + (1 - X[:, None]) * np.log1p(-p)
         return np.asarray(logsumexp(each.sum(axis=2) + log_softmax(alpha), axis=1))
 
-    steps = STEP * np.eye(9)
-    scores = np.array([(by_row(at + s) - by_row(at - s)) / (2 * STEP) for s in steps]).T
-    scores *= scaled[:, None]
-    signs = [(s, t) for s in (1, -1) for t in (1, -1)]
-    hessian = [
-        [sum(s * t * (scaled @ by_row(at + s * a + t * b)) for s, t in signs) for b in steps]
-        for a in steps
-    ]
-    inverse = np.linalg.inv(-np.array(hessian) / (2 * STEP) ** 2)
-    if clusters is not None:
-        totals = np.array([scores[clusters == c].sum(axis=0) for c in range(50)])
-        meat = 50 / 49 * totals.T @ totals
-    else:
-        meat = scores.T @ scores
-    deviations = np.sqrt(np.diag(inverse @ meat @ inverse))
+    deviations = np.sqrt(np.diag(compute_sandwich(by_row, at, scaled, clusters)))
     p = params.probabilities
     expected = (p * (1 - p)) * deviations[:8].reshape(2, 4)
     np.testing.assert_allclose(params.errors.probabilities_error, expected, rtol=1e-3)

@@ -186,21 +186,6 @@ def test_too_many_categories_are_refused() -> None:
             fitted(labelled(X, y), kind="category")
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"n_components": 0}, "components must be at least 1, but is 0"),
-        ({"rate": 0.0}, r"rate must be above 0, but is 0\.0"),
-        ({"rate": -1.0}, r"rate must be above 0, but is -1\.0"),
-        ({"column": ""}, "column is empty. Set it to the name of a per-row column"),
-        ({"momentum": 1.0}, "momentum must be at least 0 and below 1"),
-    ],
-)
-def test_settings_out_of_range_are_refused(settings: Any, message: str) -> None:
-    with pytest.raises(FitError, match=message):
-        Bottleneck(**settings)
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["category", "number"])
 def test_steps_that_are_too_long_are_shortened_and_told(kind: Any) -> None:

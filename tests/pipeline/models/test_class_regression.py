@@ -15,10 +15,11 @@ from pipeline.errors import FitError
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture
 from pipeline.models.structure import Structure
 from pipeline.params import get_array, get_named_arrays
+from tests.support.derivatives import compute_sandwich, differentiate, differentiate_twice
+from tests.support.enumeration import impute_by_likelihood
 
 Floats = NDArray[np.float64]
 P = np.array([[0.2, 0.7, 0.4, 0.8, 0.15], [0.8, 0.25, 0.6, 0.1, 0.7]])
-STEP = 1e-3
 
 
 class Survey(NamedTuple):
@@ -71,23 +72,13 @@ def score_rows(at: Floats, data: Survey) -> Floats:
     return np.asarray(logsumexp(joint, axis=1))
 
 
-def differentiate_twice(function: Any, at: Floats, steps: Floats) -> Floats:
-    signs = [(s, t) for s in (1, -1) for t in (1, -1)]
-    differences = [
-        [sum(s * t * function(at + s * a + t * b) for s, t in signs) for b in steps] for a in steps
-    ]
-    sizes = np.diag(steps)
-    return np.array(differences) / (4 * np.outer(sizes, sizes))
-
-
 def free_parameters(params: Any) -> Floats:
     own = (params.regression.intercepts[1:], params.regression.coefficients[:, 1])
     return np.concatenate([logit(params.probabilities).ravel(), *own])
 
 
-def make_steps() -> Floats:
-    """Steps of finite differences; a year of age counts for about 50 of another parameter."""
-    return np.diag([*[STEP] * 11, STEP / 50, *[STEP] * 2])
+STEPS = np.array([*[1e-3] * 11, 1e-3 / 50, *[1e-3] * 2])
+"""Steps of finite differences; a year of age counts for about 50 of another parameter."""
 
 
 def check_errors(params: Any, covariance: Floats) -> None:
@@ -115,10 +106,9 @@ def test_estimates_and_errors_are_those_of_the_likelihood() -> None:
         prior += log_softmax(odds, axis=1).sum(axis=1).mean()
         return float(score_rows(place, data).sum() + s * prior)
 
-    steps = make_steps()
-    slopes = [(log_posterior(at + step) - log_posterior(at - step)) / (2 * STEP) for step in steps]
-    np.testing.assert_allclose(slopes, 0.0, atol=0.02)
-    check_errors(params, np.linalg.inv(-differentiate_twice(log_posterior, at, steps)))
+    np.testing.assert_allclose(STEPS * differentiate(log_posterior, at, STEPS), 0.0, atol=2e-5)
+    covariance = np.linalg.inv(-differentiate_twice(log_posterior, at, STEPS))
+    check_errors(params, covariance)
     fit = fitted.manifest["diagnostics"]["fit_statistics"]
     assert fit["log_likelihood"] == pytest.approx(score_rows(at, data).sum(), abs=1e-7)
     assert fit["n_parameters"] == 14
@@ -129,35 +119,18 @@ def test_estimates_and_errors_are_those_of_the_likelihood() -> None:
     def mean_weight(place: Floats) -> float:
         return float(expit(-data.predictors @ place[10:]).mean())
 
-    gradient = np.array(
-        [(mean_weight(at + s) - mean_weight(at - s)) / (2 * s.max()) for s in steps]
-    )
-    covariance = np.linalg.inv(-differentiate_twice(log_posterior, at, steps))
+    gradient = differentiate(mean_weight, at, STEPS)
     error = np.sqrt(gradient @ covariance @ gradient)
     np.testing.assert_allclose(params.errors.weights_error, error, rtol=2e-3)
 
 
-@pytest.mark.parametrize("psu", [None, "unit"])
-def test_errors_with_sampling_weights_are_those_of_the_sandwich(psu: str | None) -> None:
+def test_errors_with_sampling_weights_are_those_of_the_sandwich() -> None:
     data = draw_survey(500)
-    params = data.fit(weight="survey", weights="sampling", psu=psu, smoothing=1e-6).params
+    params = data.fit(weight="survey", weights="sampling", psu="unit", smoothing=1e-6).params
     weights = data.columns["survey"] / data.columns["survey"].mean()
-    at, steps = free_parameters(params), make_steps()
-    scores = np.array(
-        [
-            (score_rows(at + step, data) - score_rows(at - step, data)) / (2 * step.max())
-            for step in steps
-        ]
-    ).T
-    scores *= weights[:, None]
-    if psu is None:
-        meat = scores.T @ scores
-    else:
-        totals = np.array([scores[data.columns["unit"] == c].sum(axis=0) for c in range(50)])
-        meat = 50 / 49 * totals.T @ totals
-    hessian = differentiate_twice(lambda x: float(weights @ score_rows(x, data)), at, steps)
-    inverse = np.linalg.inv(-hessian)
-    check_errors(params, inverse @ meat @ inverse)
+    at, clusters = free_parameters(params), data.columns["unit"]
+    covariance = compute_sandwich(lambda x: score_rows(x, data), at, weights, clusters, STEPS)
+    check_errors(params, covariance)
 
 
 def test_frequencies_are_repeated_rows() -> None:
@@ -233,18 +206,14 @@ def test_missing_values_are_imputed_with_the_covariates_of_the_row() -> None:
     at, is_missing = free_parameters(fitted.params), data.mask == 0
     values = np.where(is_missing, np.nan, data.X)
     codes = lb.transform(fitted, lb.from_numpy(values, keep=data.columns), impute="probabilities")
-    for i in range(5):
-        nats = []
-        for value in (0, 1):
-            X, mask = data.X.copy(), data.mask.copy()
-            X[:, i], mask[:, i] = value, 1
-            nats.append(score_rows(at, data._replace(X=X, mask=mask)))
-        expected = np.where(is_missing[:, i], expit(nats[1] - nats[0]), data.X[:, i])
-        np.testing.assert_allclose(codes["imputed_probabilities"][:, i], expected, rtol=1e-8)
+    shares = impute_by_likelihood(
+        lambda X, mask: score_rows(at, data._replace(X=X, mask=mask)), data.X, data.mask
+    )
+    expected = np.where(is_missing, shares, data.X)
+    np.testing.assert_allclose(codes["imputed_probabilities"], expected, rtol=1e-8)
 
 
-@pytest.mark.parametrize("bit", [0.0, 1.0])
-@pytest.mark.parametrize("value", [1e3, 1e8])
+@pytest.mark.parametrize(("value", "bit"), [(1e3, 0.0), (1e8, 1.0)])
 def test_a_huge_covariate_leaves_coefficients_alone(value: float, bit: float) -> None:
     rng = np.random.default_rng(5)
     z = rng.standard_normal(600)

@@ -11,20 +11,18 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
-from scipy.stats import multivariate_normal, norm
+from scipy.stats import norm
 
 from pipeline.data.blocks import pack_block
 from pipeline.data.features import Feature
 from pipeline.errors import FitError
-from pipeline.executors.base import SerialExecutor, ThreadsExecutor
-from pipeline.fitting import pair_work as pairs
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.clipped_pca import MIN_NOISE, ClippedPCA, ClippedPCAParams, model
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
 from pipeline.numerics.gaussian.pair_tables import MAX_CORRELATION, PairStatus
 from pipeline.numerics.spectra import linalg
-from pipeline.numerics.spectra.lanczos import max_leading_pairs
 from pipeline.random import RowRandom
 from pipeline.statistics import correlations
 from tests.support.strategies import Bits, DenseData, draw_probit_data, make_memory_rows
@@ -126,17 +124,6 @@ def test_independent_bits_have_no_component_and_a_warning(
 
 def state_shares(state: FitState) -> Floats:
     return norm.sf(state.params.thresholds)
-
-
-@pytest.mark.matrix
-def test_five_percent_of_independent_data_sets_show_a_component() -> None:
-    """Parallel analysis keeps its promise: 60 data sets, at most 8 of them by chance (p < 0.01)."""
-    rng = np.random.default_rng(6)
-    found = [
-        fitted(rng.integers(0, 2, (300, 12), dtype=np.uint8), null_draws=60, seed=k)
-        for k in range(60)
-    ]
-    assert sum(state.diagnostics["n_components"] > 0 for state in found) <= 8
 
 
 def test_the_seed_moves_the_null_alone() -> None:
@@ -411,13 +398,6 @@ def test_pairs_that_had_to_be_guessed_are_told() -> None:
     assert state.diagnostics["pairs_plain"] == 12
 
 
-def test_half_counts_pull_empty_cells_off_the_boundary() -> None:
-    X = probit(2000)[0][:, :6].copy()
-    X[:, 5] = X[:, 4]
-    state = fitted(X, n_components=1, empty_cells="half")
-    assert 0.99 < state.params.correlation[4, 5] < MAX_CORRELATION
-
-
 # --- the fitted model ----------------------------------------------------------------------------
 
 
@@ -429,16 +409,6 @@ def model_of(loadings: Floats, thresholds: Floats) -> ClippedPCAParams:
 LOADINGS = np.array([[0.8, 0.1], [-0.6, 0.5], [0.2, 0.9], [0.0, 0.0], [0.5, -0.7]])
 THRESHOLDS = np.array([0.3, -0.5, 0.0, 1.2, -0.1])
 MODEL, PARAMS = ClippedPCA(n_components=2), model_of(LOADINGS, THRESHOLDS)
-
-
-def test_samples_follow_the_bivariate_normal_law() -> None:
-    drawn = MODEL.sample(PARAMS, 400_000, np.random.default_rng(0)).astype(np.float64)
-    np.testing.assert_allclose(drawn.mean(axis=0), norm.sf(THRESHOLDS), atol=0.004)
-    correlation = correlation_of(LOADINGS)
-    for i, j in zip(*np.triu_indices(5, 1), strict=True):
-        both = multivariate_normal(cov=[[1, correlation[i, j]], [correlation[i, j], 1]])
-        expected = both.cdf(-THRESHOLDS[[i, j]])
-        assert (drawn[:, i] * drawn[:, j]).mean() == pytest.approx(expected, abs=0.004)
 
 
 def test_reconstruction_is_the_probability_of_the_latent_exceeding_its_threshold() -> None:
@@ -477,172 +447,8 @@ def test_codes_are_posterior_moments(masked: bool) -> None:
     np.testing.assert_allclose(codes["variance"], second - mean**2, atol=0.02)
 
 
-def test_codes_follow_the_codes_that_made_the_data() -> None:
-    X, *_, y = probit(20_000)
-    state = fitted(X)
-    codes = ClippedPCA().transform(state.params, pack_block(X[:1000]), RowRandom(0))
-    assert np.all((codes["variance"] > 0) & (codes["variance"] < 1))
-    # Up to rotation: each true code is a linear combination of the codes found.
-    found, truth = codes["mean"], y[:1000]
-    weights = np.linalg.lstsq(found, truth, rcond=None)[0]
-    explained = 1 - ((truth - found @ weights) ** 2).mean(axis=0) / truth.var(axis=0)
-    assert explained.min() > 0.85
-    np.testing.assert_allclose(weights @ weights.T, np.eye(3), atol=0.15)
-    # The variances say how much is left unexplained.
-    assert 1 - explained.mean() == pytest.approx(codes["variance"].mean(), rel=0.15)
-
-
-def test_wide_data_is_counted_in_tiles() -> None:
-    tiles = ClippedPCA().make_tiles(10_000, 3, 256 << 20)
-    assert len(tiles) > 1
-    assert ClippedPCA().make_tiles(1000, 3, 256 << 20) == (None,)
-
-
 N_FEATURES = 150
 SERIAL = SerialExecutor()
-
-
-@pytest.fixture
-def in_strips(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model, "MAX_SQUARE_FEATURES", 100)
-    monkeypatch.setattr(pairs, "choose_strip_height", lambda *of: 40)
-
-
-def drawn(n_rows: int = 1500) -> Bits:
-    return draw_probit_data(n_rows, N_FEATURES, 3, np.random.default_rng(5))[0]
-
-
-def some_missing() -> Bits:
-    return (np.random.default_rng(1).random((1500, N_FEATURES)) < 0.9).astype(np.uint8)
-
-
-def one_constant() -> Bits:
-    X = drawn()
-    X[:, 70] = 1
-    return X
-
-
-SAME: dict[str, tuple[DenseData, dict[str, Any]]] = {
-    "plain": (DenseData(drawn()), {}),
-    "missing": (DenseData(drawn(), some_missing()), {}),
-    "segments and a split": (
-        DenseData(drawn(), None, np.arange(1500) % 3, np.arange(1500) % 5 > 0),
-        {},
-    ),
-    "arcsine": (DenseData(drawn()), {"estimator": "arcsine"}),
-    "frequencies": (DenseData(drawn(), some_missing(), weights=np.arange(1500) % 300), {}),
-    "survey": (DenseData(drawn(), weights=1 / (1 + np.arange(1500) % 7)), {}),
-    "survey with missing values": (
-        DenseData(drawn(), some_missing(), weights=1 / (1 + np.arange(1500) % 7)),
-        {},
-    ),
-    "rare": (DenseData(drawn() & (np.random.default_rng(3).random((1500, N_FEATURES)) < 0.03)), {}),
-    "boundary": (DenseData(drawn(60)), {"empty_cells": "none"}),
-    "shrunk": (DenseData(drawn(60)), {"empty_cells": "none", "repair": "shrink"}),
-    "constant": (DenseData(one_constant()), {"constant_features": "keep"}),
-}
-
-
-def fit_wide(data: DenseData, executor: Any = SERIAL, **settings: Any) -> FitState:
-    given = {"n_components": 3, "errors": "none", **settings}
-    is_survey = data.weights is not None and data.weights.dtype.kind == "f"
-    sizes = [64] * (len(data.X) // 64) + [len(data.X) % 64]
-    rows = make_memory_rows(data, sizes, "sampling" if is_survey else "frequency")
-    return fit_model(ClippedPCA(**given), rows, executor)
-
-
-@pytest.mark.parametrize("name", SAME)
-def test_strips_give_what_squares_give(name: str, request: pytest.FixtureRequest) -> None:
-    data, settings = SAME[name]
-    whole = fit_wide(data, **settings)
-    request.getfixturevalue("in_strips")
-    found = fit_wide(data, **settings)
-    assert found.params.correlation is None
-    assert_allclose(found.params.eigenvalues, whole.params.eigenvalues[:3], rtol=1e-6)
-    assert_allclose(found.params.loadings, whole.params.loadings, atol=1e-5)
-    assert_array_equal(found.params.thresholds, whole.params.thresholds)
-    kinds = [name for name in whole.diagnostics if name.startswith("pairs_")]
-    assert [found.diagnostics[k] for k in kinds] == [whole.diagnostics[k] for k in kinds]
-    own = ("indefinite", "pairs of features")  # of squares alone, or other words
-    warnings = [w for w in whole.warnings if not any(text in w.text for text in own)]
-    told = {w.text.split(":")[0]: w.features for w in warnings}
-    assert {n.text.split(":")[0]: n.features for n in found.warnings}.items() >= told.items()
-    assert found.done
-    assert len(found.history) == 1
-
-
-@pytest.mark.usefixtures("in_strips")
-def test_bytes_do_not_depend_on_the_executor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model, "N_LEADING", 6)  # blocks are 12 wider, and a basis needs room
-    one, other = (
-        fit_wide(DenseData(drawn()), e, n_components=None) for e in (SERIAL, ThreadsExecutor(3))
-    )
-    for name in ("loadings", "eigenvalues", "null_eigenvalues"):
-        assert getattr(one.params, name).tobytes() == getattr(other.params, name).tobytes()
-
-
-def test_the_number_of_components_is_chosen_as_by_drawn_spectra(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(model, "N_LEADING", 6)
-    drawn_spectra = fit_wide(DenseData(drawn()), n_components=None)
-    request.getfixturevalue("in_strips")
-    by_margins = fit_wide(DenseData(drawn()), n_components=None)
-    assert drawn_spectra.diagnostics["n_components"] == 3
-    assert by_margins.diagnostics["n_components"] == 3
-    before = drawn_spectra.params.null_eigenvalues[:6]
-    assert_allclose(by_margins.params.null_eigenvalues, before, rtol=0.03)
-
-
-@pytest.mark.usefixtures("in_strips")
-def test_a_strip_is_symmetric_within_and_has_no_copy_of_others() -> None:
-    state = fit_wide(DenseData(drawn()))
-    work = pairs.make_pair_job(ClippedPCA(), state, make_memory_rows(DenseData(drawn())))
-    results = pairs.run_in_memory(work, SERIAL)
-    assert results.n_ranges == 4
-    for key, first in enumerate((0, 40, 80, 120)):
-        strip = results.read(key)
-        height = min(40, N_FEATURES - first)
-        assert strip["correlation"].shape == (height, N_FEATURES - first)
-        assert (strip["correlation"].dtype, strip["joint"].dtype) == (np.float32, np.uint16)
-        inner = strip["correlation"][:, :height]
-        assert_array_equal(inner, inner.T)
-        assert (inner.diagonal() == 1).all()
-        assert list(results.read(key, ["status"])) == ["status"]
-
-
-@pytest.mark.usefixtures("in_strips")
-def test_what_strips_cannot_do_is_refused_at_once() -> None:
-    most = max_leading_pairs(N_FEATURES)
-    with pytest.raises(
-        FitError, match=f"components is {most + 1}, but the limit is {most}, about an eighth of the"
-    ):
-        fit_wide(DenseData(drawn()), n_components=most + 1)
-    with pytest.raises(
-        FitError, match=r"repair=\"nearest\" takes at most 100 features.* there are 150"
-    ):
-        fit_wide(DenseData(drawn()), repair="nearest")
-
-
-@pytest.mark.matrix
-def test_eigenvalues_of_2000_features_are_those_of_their_square(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rng = np.random.default_rng(2)
-    data = DenseData(draw_probit_data(4000, 2000, 10, rng)[0])
-    square = fit_wide(data, n_components=20)
-    monkeypatch.setattr(model, "MAX_SQUARE_FEATURES", 1999)
-    assert_allclose(
-        fit_wide(data, n_components=20).params.eigenvalues,
-        square.params.eigenvalues[:20],
-        rtol=1e-8,
-    )
-
-
-def test_memory_grows_with_features_not_with_their_square() -> None:
-    plain = ClippedPCA(n_components=20)
-    wide, wider = (plain.estimate_memory(n, 1, 2) for n in (20_000, 40_000))
-    assert wider < 2.1 * wide < 8e9
 
 
 @pytest.mark.parametrize("levels", [False, True])

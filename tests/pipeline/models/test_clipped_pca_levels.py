@@ -11,37 +11,27 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from pipeline.data.blocks import pack_block
-from pipeline.data.features import Feature, split_levels, split_values, sum_planes
-from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.clipped_pca import ClippedPCA
 from pipeline.models.state import FitState
-from pipeline.models.structure import Structure
 from pipeline.random import RowRandom
 from tests.support.data import find_reference
-from tests.support.strategies import DenseData, make_memory_rows
+from tests.support.strategies import make_memory_rows
+from tests.support.values import make_data, make_model
 
 Levels = NDArray[np.uint8]
 Floats = NDArray[np.float64]
 COUNTS = [2, 3, 4, 5, 3, 2, 4, 3]
 
 
-def make_features(counts: Sequence[int]) -> tuple[Feature, ...]:
-    return tuple(Feature(f"q{i}", tuple(map(str, range(k)))) for i, k in enumerate(counts))
-
-
 def fit_levels(
     X: Levels, counts: Sequence[int], mask: Levels | None = None, seed: int = 0, **settings: Any
 ) -> FitState:
-    features = make_features(counts)
-    model = ClippedPCA(**settings).with_structure(Structure(features=features))
-    planes, observed = split_values(X, mask, features)
-    rows = make_memory_rows(DenseData(planes, observed))
-    return fit_model(model, rows, SerialExecutor(), seed)
+    rows = make_memory_rows(make_data(X, counts, mask))
+    return fit_model(make_model(ClippedPCA, counts, **settings), rows, SerialExecutor(), seed)
 
 
 def draw_levels(
@@ -97,39 +87,6 @@ def test_standard_errors_are_the_spread_of_estimates(missing: float) -> None:
         assert (np.abs(ratio - 1) < 0.4).all(), name
 
 
-def test_the_ring_with_three_levels_has_the_eigenvalues_of_the_paper() -> None:
-    """The eigenvalues of 256 units are 128 up to sampling errors, as of two levels."""
-    angles = 2 * np.pi * np.arange(256) / 256
-    y = np.random.default_rng(0).standard_normal((60_000, 2)) @ [np.cos(angles), np.sin(angles)]
-    X = (y > -0.5).astype(np.uint8) + (y > 0.5)
-    params = fit_levels(X, [3] * 256, n_components=2, errors="none").params
-    assert_allclose(params.eigenvalues[:2], [128.1, 127.9], rtol=0.01)
-
-
-def test_the_number_of_components_is_that_of_the_factors() -> None:
-    rng = np.random.default_rng(1)
-    counts = COUNTS * 3
-    state = fit_levels(draw_levels(1500, rng, counts)[0], counts)
-    assert state.params.loadings.shape == (24, 2)
-    assert state.warnings == ()
-    independent = np.column_stack([rng.choice(k, 1500) for k in counts]).astype(np.uint8)
-    assert fit_levels(independent, counts).params.loadings.shape == (24, 0)
-
-
-@pytest.mark.matrix
-def test_null_spectra_are_those_of_permuted_rows() -> None:
-    rng = np.random.default_rng(2)
-    counts = COUNTS * 2
-    X = np.column_stack([rng.binomial(k - 1, 0.2, 300) for k in counts]).astype(np.uint8)
-    drawn = fit_levels(X, counts, null_draws=400).params.null_eigenvalues
-    permuted = [
-        fit_levels(rng.permuted(X, axis=0), counts, n_components=3, errors="none").params
-        for _ in range(400)
-    ]
-    expected = np.quantile([params.eigenvalues for params in permuted], 0.95, axis=0)
-    assert_allclose(drawn[:3], expected[:3], rtol=0.04)
-
-
 def test_binary_features_among_others_have_the_numbers_of_binary_data() -> None:
     rng = np.random.default_rng(4)
     X, _ = draw_levels(700, rng, [2, 2, 2, 2, 3])
@@ -147,21 +104,6 @@ def test_binary_features_among_others_have_the_numbers_of_binary_data() -> None:
     codes = [ClippedPCA().transform(p, block, RowRandom(0)) for p in (plain, leveled)]
     for name in ("mean", "variance", "converged"):
         assert_allclose(codes[1][name], codes[0][name], atol=1e-9)
-
-
-def test_reversed_levels_reverse_signs() -> None:
-    X, _ = draw_levels(900, np.random.default_rng(5))
-    turned = X.copy()
-    turned[:, 3] = COUNTS[3] - 1 - X[:, 3]
-    params, other = (fit_levels(levels, COUNTS, n_components=2).params for levels in (X, turned))
-    signs = np.where(np.arange(len(COUNTS)) == 3, -1.0, 1.0)
-    assert_allclose(other.correlation, params.correlation * np.outer(signs, signs), atol=1e-9)
-    assert_allclose(other.correlation_error, params.correlation_error, rtol=1e-7)
-    own = slice(sum(COUNTS[:3]) - 3, sum(COUNTS[:4]) - 4)
-    assert_allclose(other.thresholds[own], -params.thresholds[own][::-1], atol=1e-12)
-    expected = params.loadings * signs[:, None]
-    expected *= np.sign((expected * other.loadings).sum(axis=0))
-    assert_allclose(other.loadings, expected, atol=1e-8)
 
 
 def test_merged_levels_are_fitted_as_levels_that_never_were_apart() -> None:
@@ -189,87 +131,6 @@ def test_merged_levels_are_fitted_as_levels_that_never_were_apart() -> None:
     # A row with the empty level tells that the latent is at the threshold.
     row = apart[:1].copy()
     row[0, 2] = 2
-    codes = ClippedPCA().transform(
-        empty.params, pack_block(split_levels(row, make_features(COUNTS))), RowRandom(0)
-    )
+    codes = ClippedPCA().transform(empty.params, make_data(row, COUNTS).pack(), RowRandom(0))
     assert codes["converged"].all()
     assert np.isfinite(codes["mean"]).all()
-
-
-def test_codes_are_posterior_means_and_variances() -> None:
-    X, loadings = draw_levels(60, np.random.default_rng(7))
-    mask = (np.random.default_rng(8).random(X.shape) < 0.8).astype(np.uint8)
-    features = make_features(COUNTS)
-    params = fit_levels(X, COUNTS, n_components=2, errors="none").params
-    params = replace(params, loadings=loadings)
-    block = pack_block(*split_values(X, mask, features))
-    codes = ClippedPCA().transform(params, block, RowRandom(0))
-    axis = np.linspace(-6, 6, 161)
-    grid = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1).reshape(-1, 2)
-    at_least = ClippedPCA().reconstruct(params, grid)
-    logs = np.tile(-0.5 * (grid**2).sum(axis=1), (len(X), 1))
-    first = 0
-    for i, k in enumerate(COUNTS):
-        own = np.pad(at_least[:, first : first + k - 1], ((0, 0), (1, 0)), constant_values=1.0)
-        chances = -np.diff(np.pad(own, ((0, 0), (0, 1))), axis=1)
-        logs += np.where(mask[:, [i]] == 1, np.log(chances + 1e-300).T[X[:, i]], 0.0)
-        first += k - 1
-    weights = np.exp(logs - logs.max(axis=1, keepdims=True))
-    weights /= weights.sum(axis=1, keepdims=True)
-    mean = weights @ grid
-    assert_allclose(codes["mean"], mean, atol=3e-3)
-    assert_allclose(codes["variance"], weights @ grid**2 - mean**2, atol=4e-3)
-
-
-def test_samples_have_the_margins_and_correlations_of_the_fit() -> None:
-    X, _ = draw_levels(20_000, np.random.default_rng(9))
-    params = fit_levels(X, COUNTS, n_components=2, errors="none").params
-    drawn = ClippedPCA().sample(params, 40_000, np.random.default_rng(0))
-    assert_allclose(drawn.mean(axis=0), ndtr(-params.thresholds), atol=0.012)
-    again = fit_levels(sum_planes(drawn, make_features(COUNTS)), COUNTS, n_components=2).params
-    expected = params.loadings @ params.loadings.T
-    np.fill_diagonal(expected, 1.0)
-    assert_allclose(again.correlation, expected, atol=0.04)
-
-
-def test_constant_features_are_named_and_kept_on_request() -> None:
-    X, _ = draw_levels(300, np.random.default_rng(10))
-    X[:, 4] = 1
-    with pytest.raises(FitError, match="These features are constant: 'q4'"):
-        fit_levels(X, COUNTS, n_components=1)
-    state = fit_levels(X, COUNTS, n_components=1, constant_features="keep")
-    assert_array_equal(state.params.loadings[4], 0)
-    assert all(warning.features == ("q4",) for warning in state.warnings)
-    assert len(state.warnings) == 1
-
-
-def test_arcsine_is_refused_for_levels() -> None:
-    X, _ = draw_levels(50, np.random.default_rng(11))
-    with pytest.raises(FitError, match='estimator="arcsine" takes binary features only'):
-        fit_levels(X, COUNTS, estimator="arcsine")
-
-
-@pytest.mark.parametrize("missing", [0.0, 0.2])
-def test_weighted_rows_in_segments_are_repeated_rows(missing: float) -> None:
-    rng = np.random.default_rng(12)
-    X, _ = draw_levels(400, rng)
-    mask = (rng.random(X.shape) >= missing).astype(np.uint8) if missing else None
-    features = make_features(COUNTS)
-    planes, observed = split_values(X, mask, features)
-    times, segments = rng.integers(0, 4, 400), rng.integers(0, 3, 400)
-    data = DenseData(planes, observed, segments, weights=times)
-    model = ClippedPCA().with_structure(Structure(features=features))
-    weighted = fit_model(model, make_memory_rows(data, [150, 250]), SerialExecutor())
-    rows = np.repeat(np.arange(400), times)
-    repeated = fit_levels(X[rows], COUNTS, None if mask is None else mask[rows])
-    for name, expected in vars(repeated.params).items():
-        assert_array_equal(getattr(weighted.params, name), expected, err_msg=name)
-    survey = fit_model(
-        replace(model, n_components=2),
-        make_memory_rows(replace(data, weights=times / 7), kind="sampling"),
-        SerialExecutor(),
-    )
-    for name in ("correlation", "thresholds"):  # weights are rounded to 2**-20
-        expected = getattr(repeated.params, name)
-        assert_allclose(getattr(survey.params, name), expected, atol=1e-4, err_msg=name)
-    assert survey.params.correlation_error is None

@@ -12,69 +12,28 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import AnnotatedChunk, RowSource, pack_block
-from pipeline.data.features import Feature, split_values, sum_planes
 from pipeline.errors import FitError
-from pipeline.executors.base import Executor, SerialExecutor, ThreadsExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
-from pipeline.models.clipped_pca import ClippedPCA
+from pipeline.models.clipped_pca import ClippedPCA, ClippedPCAParams
 from pipeline.models.state import FitState
-from pipeline.models.structure import Structure
 from pipeline.random import RowRandom
 from tests.support.data import find_reference
+from tests.support.strategies import make_memory_rows
+from tests.support.values import make_data, make_model
 
 Floats = NDArray[np.float64]
 COUNTS = [0, 2, 3, 0, 4, 2, 0, 3]  # numbers of levels, 0 of continuous features
 
 
-def make_features(counts: Sequence[int]) -> tuple[Feature, ...]:
-    return tuple(Feature(f"q{i}", tuple(map(str, range(k)))) for i, k in enumerate(counts))
+def fit_rows(X: Floats, counts: Sequence[int] = COUNTS, **settings: Any) -> FitState:
+    sizes = [len(part) for part in np.array_split(X, 3)]
+    rows = make_memory_rows(make_data(X, counts), sizes)
+    return fit_model(make_model(ClippedPCA, counts, **settings), rows, SerialExecutor())
 
 
-def make_block(X: Floats, counts: Sequence[int], first_row: int = 0) -> Any:
-    """Pack rows of levels and values, NaN where missing."""
-    is_continuous = np.array(counts) == 0
-    own = X[:, ~is_continuous]
-    mask = None if not np.isnan(own).any() else (~np.isnan(own)).astype(np.uint8)
-    features = [f for f in make_features(counts) if f.levels]
-    planes, observed = split_values(np.nan_to_num(own).astype(np.uint8), mask, features)
-    numbers = np.ascontiguousarray(X[:, is_continuous].T, np.float32)
-    return pack_block(planes, observed, first_row=first_row, numbers=numbers)
-
-
-def make_rows(
-    X: Floats,
-    counts: Sequence[int] = COUNTS,
-    n_chunks: int = 1,
-    weights: NDArray[np.int64] | None = None,
-) -> RowSource:
-    chunks = []
-    for places in np.array_split(np.arange(len(X)), n_chunks):
-        block = make_block(X[places], counts, places[0])
-        chunks.append(
-            AnnotatedChunk(
-                block.words,
-                block.observed_words,
-                np.array([[0, 0, len(places)]]),
-                block.rows,
-                {},
-                None,
-                weights=None if weights is None else weights[places],
-                numbers=block.numbers,
-            )
-        )
-    sizes = [len(chunk.rows) for chunk in chunks]
-    return RowSource(chunks.__getitem__, sizes, len(chunks[0].words), 1)
-
-
-def fit_rows(
-    rows: RowSource,
-    counts: Sequence[int] = COUNTS,
-    executor: Executor | None = None,
-    **settings: Any,
-) -> FitState:
-    model = ClippedPCA(**settings).with_structure(Structure(features=make_features(counts)))
-    return fit_model(model, rows, executor or SerialExecutor())
+def compute_codes(params: ClippedPCAParams, X: Floats) -> dict[str, NDArray[Any]]:
+    return dict(ClippedPCA().transform(params, make_data(X, COUNTS).pack(), RowRandom(0)))
 
 
 def draw_rows(n_rows: int, seed: int, missing: float = 0.0) -> tuple[Floats, Floats]:
@@ -99,7 +58,7 @@ def read_mixed8() -> tuple[list[str], Floats]:
 def test_correlations_agree_with_r() -> None:
     names, X = read_mixed8()
     counts = [0, 0, 4, 3, 5, 2, 2, 0]
-    params = fit_rows(make_rows(X, counts), counts, n_components=2).params
+    params = fit_rows(X, counts, n_components=2).params
     with find_reference("08_polychoric_mixed/hs_mixed8_mixed.csv").open() as file:
         pairs = list(csv.DictReader(file))
     assert len(pairs) == 28
@@ -114,26 +73,15 @@ def test_correlations_agree_with_r() -> None:
 
 def test_missing_values_leave_out_rows_pair_by_pair() -> None:
     X, _ = draw_rows(500, 0, missing=0.2)
-    correlation = fit_rows(make_rows(X), n_components=1).params.correlation
+    correlation = fit_rows(X, n_components=1).params.correlation
     for i, j in [(0, 3), (0, 4), (3, 1), (2, 4), (6, 7)]:
         own = X[~np.isnan(X[:, [i, j]]).any(axis=1)][:, [i, j]]
         counts = [COUNTS[i], COUNTS[j]]
         if not any(counts):
             assert correlation[i, j] == pytest.approx(np.corrcoef(own.T)[0, 1], abs=1e-6)
             continue
-        pair = fit_rows(make_rows(own, counts), counts, n_components=1).params.correlation
+        pair = fit_rows(own, counts, n_components=1).params.correlation
         assert correlation[i, j] == pytest.approx(pair[0, 1], abs=1e-9)
-
-
-def test_threads_and_chunks_give_the_same_fit() -> None:
-    X, _ = draw_rows(1000, 1, missing=0.1)
-    whole = fit_rows(make_rows(X)).params
-    chunks = fit_rows(make_rows(X, n_chunks=7)).params
-    threads = fit_rows(make_rows(X, n_chunks=7), executor=ThreadsExecutor(2)).params
-    for name, values in vars(chunks).items():
-        assert_array_equal(getattr(threads, name), values, err_msg=name)
-        if values is not None:
-            assert_allclose(values, getattr(whole, name), rtol=1e-8, atol=1e-9, err_msg=name)
 
 
 def test_a_large_mean_costs_no_digits() -> None:
@@ -141,13 +89,10 @@ def test_a_large_mean_costs_no_digits() -> None:
     X[:, 0] = np.round(X[:, 0] * 16) / 16
     moved = X.copy()
     moved[:, 0] += 1e6  # exact in 32 bits
-    near, far = (fit_rows(make_rows(values, n_chunks=3), n_components=2) for values in (X, moved))
+    near, far = (fit_rows(values, n_components=2) for values in (X, moved))
     assert_allclose(far.params.correlation, near.params.correlation, atol=1e-11)
     assert_allclose(far.params.scales, near.params.scales, rtol=1e-11)
-    codes = [
-        ClippedPCA().transform(fit.params, make_block(values, COUNTS), RowRandom(0))
-        for fit, values in ((near, X), (far, moved))
-    ]
+    codes = [compute_codes(fit.params, values) for fit, values in ((near, X), (far, moved))]
     assert_allclose(codes[0]["mean"], codes[1]["mean"], atol=1e-8)
 
 
@@ -156,65 +101,42 @@ def test_units_do_not_matter_and_reversed_values_reverse_signs() -> None:
     turned = X.copy()
     turned[:, 0] *= 0.25
     turned[:, 3] *= -8.0
-    params, other = (fit_rows(make_rows(values), n_components=2).params for values in (X, turned))
+    params, other = (fit_rows(values, n_components=2).params for values in (X, turned))
     signs = np.where(np.arange(len(COUNTS)) == 3, -1.0, 1.0)
     assert_allclose(other.correlation, params.correlation * np.outer(signs, signs), atol=1e-9)
     assert_allclose(other.scales[[0, 3]], params.scales[[0, 3]] * [0.25, 8.0], rtol=1e-12)
     assert_allclose(other.means[[0, 3]], params.means[[0, 3]] * [0.25, -8.0], rtol=1e-9)
 
 
-def test_merged_levels_are_fitted_as_levels_that_never_were_apart() -> None:
-    X, _ = draw_rows(600, 16)
-    merged = X.copy()
-    merged[:, 4] -= X[:, 4] >= 2
-    apart = merged.copy()
-    apart[:, 4] += merged[:, 4] >= 2  # no row has the level between them
-    fewer = [3 if i == 4 else k for i, k in enumerate(COUNTS)]
-    plain = fit_rows(make_rows(merged, fewer), fewer, n_components=2).params
-    empty = fit_rows(make_rows(apart), n_components=2).params
-    assert_allclose(empty.correlation, plain.correlation, atol=1e-9)
-    assert_allclose(empty.loadings, plain.loadings, atol=1e-8)
-
-
 def test_a_fit_continues_from_each_of_its_passes() -> None:
     X, _ = draw_rows(400, 17, missing=0.1)
-    model = ClippedPCA().with_structure(Structure(features=make_features(COUNTS)))
+    model, rows = make_model(ClippedPCA, COUNTS), make_memory_rows(make_data(X, COUNTS))
     states: list[FitState] = []
-    whole = fit_model(model, make_rows(X), SerialExecutor(), checkpoint=states.append)
+    whole = fit_model(model, rows, SerialExecutor(), checkpoint=states.append)
     assert 3 <= len(states) <= 6  # a pass for moments, and steps of Newton's method
     for state in states[:-1]:
-        again = fit_model(model, make_rows(X), SerialExecutor(), state=state)
+        again = fit_model(model, rows, SerialExecutor(), state=state)
         for name, values in vars(whole.params).items():
             assert_array_equal(getattr(again.params, name), values, err_msg=name)
-
-
-def test_weighted_rows_are_repeated_rows() -> None:
-    X, _ = draw_rows(400, 3, missing=0.1)
-    times = np.random.default_rng(0).integers(1, 4, 400)
-    weighted = fit_rows(make_rows(X, weights=times), n_components=2).params
-    repeated = fit_rows(make_rows(np.repeat(X, times, axis=0)), n_components=2).params
-    for name in ("correlation", "loadings", "thresholds", "means", "scales"):
-        expected = getattr(repeated, name)
-        assert_allclose(getattr(weighted, name), expected, atol=1e-9, err_msg=name)
 
 
 def test_loadings_and_their_number_are_those_of_the_factors() -> None:
     rng = np.random.default_rng(4)
     X, _ = draw_rows(3000, 4)
-    state = fit_rows(make_rows(X))
+    state = fit_rows(X)
     assert state.params.loadings.shape == (8, 2)
     assert state.warnings == ()
     independent = rng.permuted(X, axis=0)
-    assert fit_rows(make_rows(independent)).params.loadings.shape == (8, 0)
+    assert fit_rows(independent).params.loadings.shape == (8, 0)
 
 
 @pytest.mark.parametrize("missing", [0.0, 0.2])
 def test_standard_errors_are_the_spread_over_samples(missing: float) -> None:
     n_rows, n_samples = 600, 60
     X, _ = draw_rows(n_rows * n_samples, 18, missing)
-    whole = fit_rows(make_rows(X), n_components=2).params
+    whole = fit_rows(X, n_components=2).params
     parts = [
-        fit_rows(make_rows(part), n_components=2, errors="none").params
+        fit_rows(part, n_components=2, errors="none").params
         for part in X.reshape(n_samples, n_rows, -1)
     ]
     correlations = np.std([part.correlation for part in parts], axis=0)
@@ -236,14 +158,8 @@ def test_standard_errors_of_levels_are_those_of_fits_without_numbers() -> None:
     X, _ = draw_rows(500, 19, missing=0.1)
     own = np.array(COUNTS) > 0
     counts = [k for k in COUNTS if k]
-    mixed = fit_rows(make_rows(X), n_components=1).params
-    block = make_block(X, COUNTS)
-    model = ClippedPCA(n_components=1).with_structure(Structure(features=make_features(counts)))
-    chunk = AnnotatedChunk(
-        block.words, block.observed_words, np.array([[0, 0, len(X)]]), block.rows, {}, None
-    )
-    rows = RowSource([chunk].__getitem__, [len(X)], len(block.words), 1)
-    levels = fit_model(model, rows, SerialExecutor()).params
+    mixed = fit_rows(X, n_components=1).params
+    levels = fit_rows(X[:, own], counts, n_components=1).params
     assert_allclose(mixed.correlation_error[np.ix_(own, own)], levels.correlation_error, rtol=1e-12)
     assert_allclose(mixed.thresholds_error, levels.thresholds_error, rtol=1e-12)
 
@@ -252,7 +168,7 @@ def test_features_without_information_have_no_standard_errors() -> None:
     X, _ = draw_rows(300, 20)
     X[:, 3], X[:, 4] = 7.1, 1
     X[:150, 0], X[150:, 1] = np.nan, np.nan
-    params = fit_rows(make_rows(X), n_components=1, constant_features="keep").params
+    params = fit_rows(X, n_components=1, constant_features="keep").params
     is_unknown = np.isnan(params.correlation_error)
     assert is_unknown[3].sum() == is_unknown[4].sum() == 7
     assert is_unknown[0, 1]
@@ -264,20 +180,17 @@ def test_features_without_information_have_no_standard_errors() -> None:
 def test_null_spectra_are_those_of_permuted_rows() -> None:
     rng = np.random.default_rng(5)
     X, _ = draw_rows(300, 5)
-    drawn = fit_rows(make_rows(X), null_draws=300).params.null_eigenvalues
+    drawn = fit_rows(X, null_draws=300).params.null_eigenvalues
     permuted = [
-        fit_rows(make_rows(rng.permuted(X, axis=0)), n_components=3).params.eigenvalues[:3]
-        for _ in range(150)
+        fit_rows(rng.permuted(X, axis=0), n_components=3).params.eigenvalues[:3] for _ in range(150)
     ]
     assert_allclose(drawn[:3], np.quantile(permuted, 0.95, axis=0), rtol=0.05)
 
 
 def test_codes_are_posterior_means_and_variances() -> None:
     X, loadings = draw_rows(60, 6, missing=0.2)
-    params = replace(
-        fit_rows(make_rows(draw_rows(500, 7)[0]), n_components=2).params, loadings=loadings
-    )
-    codes = ClippedPCA().transform(params, make_block(X, COUNTS), RowRandom(0))
+    params = replace(fit_rows(draw_rows(500, 7)[0], n_components=2).params, loadings=loadings)
+    codes = compute_codes(params, X)
     assert codes["converged"].all()
     axis = np.linspace(-6, 6, 241)
     grid = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1).reshape(-1, 2)
@@ -304,10 +217,8 @@ def test_codes_are_posterior_means_and_variances() -> None:
 def test_codes_of_values_alone_are_exact() -> None:
     X, loadings = draw_rows(50, 8)
     X[:, np.array(COUNTS) > 0] = np.nan
-    params = replace(
-        fit_rows(make_rows(draw_rows(500, 9)[0]), n_components=2).params, loadings=loadings
-    )
-    codes = ClippedPCA().transform(params, make_block(X, COUNTS), RowRandom(0))
+    params = replace(fit_rows(draw_rows(500, 9)[0], n_components=2).params, loadings=loadings)
+    codes = compute_codes(params, X)
     own = np.flatnonzero(np.array(COUNTS) == 0)
     noise = 1 - (loadings[own] ** 2).sum(axis=1)
     covariance = np.linalg.inv(np.eye(2) + (loadings[own].T / noise) @ loadings[own])
@@ -327,13 +238,13 @@ def test_values_that_cannot_be_used_are_refused_by_name(values: float, message: 
     X, _ = draw_rows(100, 10)
     X[:, 3] = values
     with pytest.raises(FitError, match=message):
-        fit_rows(make_rows(X), n_components=1, constant_features="keep")
+        fit_rows(X, n_components=1, constant_features="keep")
 
 
 def test_continuous_features_alone_have_ordinary_components() -> None:
     X, _ = draw_rows(500, 21)
     X = X[:, np.array(COUNTS) == 0]
-    params = fit_rows(make_rows(X, [0] * 3), [0] * 3, n_components=1).params
+    params = fit_rows(X, [0] * 3, n_components=1).params
     expected = np.corrcoef(X.T)
     assert_allclose(params.correlation, expected, atol=1e-6)
     assert_allclose(params.correlation_error, (1 - expected**2) / np.sqrt(500), atol=1e-6)
@@ -341,54 +252,28 @@ def test_continuous_features_alone_have_ordinary_components() -> None:
     loadings = vectors[:, -1] * np.sqrt(values[-1])
     assert_allclose(np.abs(params.loadings[:, 0]), np.abs(loadings), atol=1e-6)
     assert np.isfinite(params.loadings_error).all()
-    assert fit_rows(make_rows(X, [0] * 3), [0] * 3).params.loadings.shape == (3, 1)
+    assert fit_rows(X, [0] * 3).params.loadings.shape == (3, 1)
 
 
 def test_arcsine_is_refused_for_continuous_features() -> None:
     X, _ = draw_rows(100, 11)
     with pytest.raises(FitError, match="takes binary features only"):
-        fit_rows(make_rows(X), estimator="arcsine")
+        fit_rows(X, estimator="arcsine")
 
 
 def test_constant_features_are_named_and_kept_on_request() -> None:
     X, _ = draw_rows(300, 12)
     X[:, 3], X[:, 4] = 7.1, 1
     with pytest.raises(FitError, match="These features are constant: 'q3', 'q4'"):
-        fit_rows(make_rows(X), n_components=1)
-    state = fit_rows(make_rows(X), n_components=1, constant_features="keep", errors="none")
+        fit_rows(X, n_components=1)
+    state = fit_rows(X, n_components=1, constant_features="keep", errors="none")
     assert_array_equal(state.params.loadings[[3, 4]], 0)
     assert_array_equal(state.params.correlation[[3, 4]], np.arange(8) == [[3], [4]])
     assert [warning.features for warning in state.warnings] == [("q3", "q4")]
     _, numbers = ClippedPCA().sample_numbers(state.params, 50, np.random.default_rng(0))
     assert_allclose(numbers[:, 1], 7.1, rtol=1e-6)
     X[:, 3] += 1  # other values of a feature without loadings say nothing
-    codes = ClippedPCA().transform(state.params, make_block(X, COUNTS), RowRandom(0))["mean"]
+    codes = compute_codes(state.params, X)["mean"]
     X[:, 3] = np.nan
-    missing = ClippedPCA().transform(state.params, make_block(X, COUNTS), RowRandom(0))["mean"]
+    missing = compute_codes(state.params, X)["mean"]
     assert_allclose(codes, missing, atol=1e-12)
-
-
-def test_indefinite_correlations_are_repaired() -> None:
-    X, _ = draw_rows(12, 13, missing=0.3)
-    plain, shrunk = (
-        fit_rows(make_rows(X), n_components=2, repair=repair).params
-        for repair in ("none", "shrink")
-    )
-    assert np.linalg.eigvalsh(plain.correlation)[0] < -0.01
-    assert np.linalg.eigvalsh(shrunk.correlation)[0] >= -1e-9
-
-
-def test_samples_have_the_correlations_of_the_fit() -> None:
-    params = fit_rows(make_rows(draw_rows(2000, 14)[0]), n_components=2).params
-    bits, numbers = ClippedPCA().sample_numbers(params, 30_000, np.random.default_rng(0))
-    assert_array_equal(ClippedPCA().sample(params, 30_000, np.random.default_rng(0)), bits)
-    own = np.array(COUNTS) == 0
-    assert_allclose(numbers.mean(axis=0), params.means[own], atol=0.03)
-    assert_allclose(numbers.std(axis=0), params.scales[own], rtol=0.03)
-    X = np.empty((30_000, len(COUNTS)))
-    X[:, own] = numbers
-    X[:, ~own] = sum_planes(bits, [f for f in make_features(COUNTS) if f.levels])
-    expected = params.loadings @ params.loadings.T
-    np.fill_diagonal(expected, 1.0)
-    again = fit_rows(make_rows(X), n_components=2).params.correlation
-    assert_allclose(again, expected, atol=0.04)

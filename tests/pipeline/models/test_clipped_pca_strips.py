@@ -1,9 +1,8 @@
-"""Clipped PCA of wide data that are not binary: strips give what squares give."""
+"""Clipped PCA of wide data: strips give what squares give."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -12,17 +11,17 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import AnnotatedChunk, RowSource, annotate_chunk
-from pipeline.data.features import Feature, split_values
+from pipeline.data.blocks import RowSource
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor, SerialExecutor, ThreadsExecutor
 from pipeline.fitting import pair_work
 from pipeline.fitting.loop import fit_model
 from pipeline.models.clipped_pca import ClippedPCA, model
 from pipeline.models.state import FitState
-from pipeline.models.structure import Structure
+from pipeline.numerics.spectra.lanczos import max_leading_pairs
 from pipeline.statistics import null_spectrum
-from tests.support.strategies import DenseData, make_memory_rows
+from tests.support.strategies import make_memory_rows
+from tests.support.values import make_data, make_model
 
 N_FEATURES, N_ROWS = 130, 500
 # Numbers of levels, 0 of continuous features.
@@ -31,11 +30,14 @@ MIXED = [0, 3, 5, 0, 0, 2, 4, 6, 2, 0] * (N_FEATURES // 10)
 SEPARATE = [3] * 30 + [0] * 60 + [3] * 40
 CONTINUOUS = [0] * N_FEATURES
 SERIAL = SerialExecutor()
-KINDS = {"ordinal": ORDINAL, "mixed": MIXED, "separate": SEPARATE, "continuous": CONTINUOUS}
-
-
-def make_features(counts: list[int]) -> tuple[Feature, ...]:
-    return tuple(Feature(f"q{i}", tuple(map(str, range(k)))) for i, k in enumerate(counts))
+BINARY = [2] * N_FEATURES
+KINDS = {
+    "binary": BINARY,
+    "ordinal": ORDINAL,
+    "mixed": MIXED,
+    "separate": SEPARATE,
+    "continuous": CONTINUOUS,
+}
 
 
 def draw_values(counts: list[int]) -> NDArray[np.float64]:
@@ -54,23 +56,9 @@ def draw_values(counts: list[int]) -> NDArray[np.float64]:
 def make_rows(
     values: NDArray[np.float64], counts: list[int], mask: Any = None, weights: Any = None
 ) -> RowSource:
-    is_continuous = np.array(counts) == 0
-    features = [feature for feature in make_features(counts) if feature.levels]
-    own = None if mask is None else mask[:, ~is_continuous]
-    planes, observed = split_values(values[:, ~is_continuous].astype(np.uint8), own, features)
     kind = "sampling" if weights is not None and weights.dtype.kind == "f" else "frequency"
-    data = DenseData(planes, observed, weights=weights)
-    rows = make_memory_rows(data, [100] * (N_ROWS // 100), kind)
-    if not is_continuous.any():
-        return rows
-    observed_values = values if mask is None else np.where(mask, values, np.nan)
-    numbers = observed_values[:, is_continuous].T.astype(np.float32)
-
-    def read(key: int) -> AnnotatedChunk:
-        chunk = annotate_chunk(rows.read(key))
-        return replace(chunk, numbers=numbers[:, chunk.rows])
-
-    return replace(rows, read=read)
+    data = make_data(values, counts, mask, weights=weights)
+    return make_memory_rows(data, [100] * (N_ROWS // 100), kind)
 
 
 def make_case(name: str, counts: list[int]) -> tuple[RowSource, dict[str, Any]]:
@@ -88,6 +76,12 @@ def make_case(name: str, counts: list[int]) -> tuple[RowSource, dict[str, Any]]:
         case "constant":
             values[:, [0, 7, 70]] = 1
             return make_rows(values, counts), {"constant_features": "keep"}
+        case "rare":
+            return make_rows(
+                values * (np.random.default_rng(3).random(values.shape) < 0.03), counts
+            ), {}
+        case "arcsine":
+            return make_rows(values, counts), {"estimator": "arcsine"}
         case "shrunk":
             settings = {"repair": "shrink", "empty_cells": "none"}
             return make_rows(values, counts, mask, (times == 1).astype(np.int64)), settings
@@ -98,8 +92,7 @@ def fit_rows(
     rows: RowSource, counts: list[int], executor: Executor = SERIAL, **settings: Any
 ) -> FitState:
     settings = {"n_components": 2, "errors": "none", **settings}
-    wide = ClippedPCA(**settings).with_structure(Structure(features=make_features(counts)))
-    return fit_model(wide, rows, executor)
+    return fit_model(make_model(ClippedPCA, counts, **settings), rows, executor)
 
 
 @pytest.fixture
@@ -124,6 +117,8 @@ def strips(monkeypatch: pytest.MonkeyPatch) -> dict[str, NDArray[Any]]:
 def add_strip(
     squares: dict[str, NDArray[Any]], strip: Mapping[str, NDArray[Any]], n_features: int
 ) -> None:
+    inner = strip["correlation"][:, : len(strip["correlation"])]
+    assert_array_equal(inner, inner.T)
     for name, values in strip.items():
         square = squares.setdefault(name, np.zeros((n_features, n_features), values.dtype))
         first = n_features - values.shape[1]
@@ -132,7 +127,8 @@ def add_strip(
 
 ALL = ("complete", "missing", "frequencies", "survey", "constant", "shrunk")
 CASES = [
-    *product(("ordinal", "mixed"), ALL),
+    *product(("binary", "ordinal", "mixed"), ALL),
+    *product(("binary",), ("rare", "arcsine")),
     ("separate", "missing"),
     *product(("continuous",), ("complete", "missing", "survey")),
 ]
@@ -148,11 +144,12 @@ def test_strips_give_what_squares_give(
     whole = fit_rows(rows, counts, **{**settings, "repair": "none"})
     strips = request.getfixturevalue("strips")
     wide = fit_rows(rows, counts, **settings)
-    assert sorted(strips) == ["correlation", "status"]
+    assert {"correlation", "status"} <= strips.keys()
+    assert ("joint" in strips) == (kind == "binary")
     # Correlations are stored in 32 bits.
     expected = np.triu(whole.params.correlation)
     assert_allclose(strips["correlation"], expected.astype(np.float32), rtol=2e-7, atol=1e-10)
-    if kind == "ordinal":
+    if kind in ("binary", "ordinal"):
         assert_array_equal(strips["correlation"], expected.astype(np.float32))
     assert_array_equal(strips["status"], np.triu(whole.params.status))
     # Given them, the spectrum is that of the square.
@@ -196,7 +193,7 @@ def test_the_executor_and_the_height_of_strips_do_not_matter(
     assert_allclose(low.params.eigenvalues, serial.params.eigenvalues, rtol=1e-7)
 
 
-@pytest.mark.parametrize("kind", ["ordinal", "mixed", "continuous"])
+@pytest.mark.parametrize("kind", ["binary", "ordinal", "mixed", "continuous"])
 def test_the_number_of_components_is_chosen_as_by_drawn_spectra(
     kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +209,14 @@ def test_the_number_of_components_is_chosen_as_by_drawn_spectra(
     assert found.tobytes() == threads.params.null_eigenvalues.tobytes()
     assert_allclose(found, whole.params.null_eigenvalues[: len(found)], rtol=0.03)
     assert [fit.diagnostics["n_components"] for fit in (whole, serial)] == [2, 2]
+
+
+@pytest.mark.usefixtures("strips")
+def test_wide_data_have_fewer_components() -> None:
+    most = max_leading_pairs(N_FEATURES)
+    refusal = f"components is {most + 1}, but the limit is {most}, about an eighth of the"
+    with pytest.raises(FitError, match=refusal):
+        fit_rows(make_case("complete", BINARY)[0], BINARY, n_components=most + 1)
 
 
 def test_many_levels_make_data_wide_too(
@@ -232,11 +237,8 @@ def test_many_levels_make_data_wide_too(
 def test_continuous_features_and_levels_together_make_data_wide(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def make_model(counts: list[int], **settings: Any) -> ClippedPCA:
-        return ClippedPCA(**settings).with_structure(Structure(features=make_features(counts)))
-
-    assert not make_model([0, *[2] * 1999]).has_pair_tables(1999)
-    assert make_model([0, *[2] * 1998, 3]).has_pair_tables(2000)
+    assert not make_model(ClippedPCA, [0, *[2] * 1999]).has_pair_tables(1999)
+    assert make_model(ClippedPCA, [0, *[2] * 1998, 3]).has_pair_tables(2000)
     rows, _ = make_case("complete", CONTINUOUS)
     text = "takes at most 99 continuous features and levels above the lowest ones, .* are 130"
     monkeypatch.setattr(model, "MAX_SQUARE_FEATURES", 99)
@@ -246,8 +248,7 @@ def test_continuous_features_and_levels_together_make_data_wide(
 
 def test_memory_grows_with_features_not_with_the_square_of_planes() -> None:
     def estimate(n_features: int) -> int:
-        features = tuple(Feature(f"q{i}", tuple("abcde")) for i in range(n_features))
-        wide = ClippedPCA(n_components=20).with_structure(Structure(features=features))
-        return wide.estimate_memory(4 * n_features, 1, 2)
+        wide = make_model(ClippedPCA, [5] * n_features, n_components=20)
+        return int(wide.estimate_memory(4 * n_features, 1, 2))
 
     assert estimate(20_000) < 2.1 * estimate(10_000) < 4e9

@@ -42,6 +42,8 @@ from tests.support.enumeration import (
     check_rows,
     compute_pair_dependence,
     draw_incomplete_rows,
+    draw_wide_rows,
+    list_spanning_trees,
     list_states,
     make_level_model,
     make_level_rows,
@@ -50,7 +52,6 @@ from tests.support.strategies import DenseData, make_memory_blocks, make_memory_
 
 Array = NDArray[np.float64]
 Levels = NDArray[np.uint8]
-Seen = NDArray[np.bool_]
 SERIAL = SerialExecutor()
 BINARY, SEVERAL = (2,) * 7, (2, 3, 4, 2, 3)
 
@@ -180,9 +181,7 @@ def test_the_tree_is_the_best_of_all_trees(is_complete: bool) -> None:
         weights[i, j] = scipy.special.rel_entr(table, independent).sum() / len(levels)
     edges = find_edges(pairs, np.array(SEVERAL))
     assert len(edges.left) == 4
-    best = max(
-        sum(weights[i, j] for i, j in list_edges(code)) for code in product(range(5), repeat=3)
-    )
+    best = max(sum(weights[pair] for pair in tree) for tree in list_spanning_trees(5))
     assert weights[edges.left, edges.right].sum() == pytest.approx(best, abs=1e-10)
     for i, j, information, correlation in zip(*edges, strict=True):
         assert information == pytest.approx(weights[i, j], abs=1e-12)
@@ -228,15 +227,6 @@ def compute_shares(params: HiddenTreeParams, sizes: tuple[int, ...]) -> Array:
     return np.exp(HiddenTree().log_likelihood(params, block, RowRandom(0)).nats)
 
 
-@pytest.mark.parametrize("sizes", [BINARY, SEVERAL])
-def test_a_fit_to_a_sample_has_the_probabilities_of_the_model(sizes: tuple[int, ...]) -> None:
-    params = draw_params(sizes, 3, 1, seed=5)
-    X = HiddenTree().sample(params, 20_000, np.random.default_rng(0))
-    state = fit_tree(sizes, DenseData(X), states=3, tol=1e-6)
-    expected, found = compute_shares(params, sizes), compute_shares(state.params, sizes)
-    assert scipy.special.rel_entr(expected, found).sum() < 0.005
-
-
 def test_the_model_of_several_trees_is_the_mean_of_them() -> None:
     levels, _ = draw_incomplete_rows(BINARY, 400)
     params = fit_tree(
@@ -274,27 +264,6 @@ def test_reconstructions_are_means_over_the_rows_of_a_component() -> None:
     expected = (joint / params.weights).T @ block.unpack_values()
     found = HiddenTree().reconstruct(params, np.eye(6))
     np.testing.assert_allclose(found, expected, atol=1e-13)
-
-
-def test_long_and_wide_trees_do_not_underflow() -> None:
-    """Of a star of 3,000 features, all of which are surprising."""
-    n = 3000
-    parents = np.array([ROOT, *np.zeros(n - 1, np.int64)])
-    transitions = np.tile([[0.75, 0.25], [0.25, 0.75]], (1, n, 1, 1))
-    transitions[:, 0] = 0.0
-    params = HiddenTreeParams(
-        np.array([0.5, 0.5]),
-        parents,
-        np.tile(np.array([[0.75, 0.25], [0.25, 0.75]]), (1, n, 1, 1))
-        * (parents != ROOT)[:, None, None],
-        np.tile(np.array([[0.999, 0.001], [0.998, 0.002]]), (1, n, 1, 1)),
-        np.full(2 * n, 0.5),
-    )
-    block = DenseData(np.ones((3, n), np.uint8)).pack()
-    found = HiddenTree().log_likelihood(params, block, RowRandom(0)).nats
-    by_state = (n - 1) * np.log([0.75 * 0.001 + 0.25 * 0.002, 0.25 * 0.001 + 0.75 * 0.002])
-    expected = scipy.special.logsumexp(by_state + np.log([0.0005, 0.001]))
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 def test_many_children_outweigh_those_before_them() -> None:
@@ -449,37 +418,15 @@ def test_too_few_rows_are_refused(settings: dict[str, Any], message: str) -> Non
         fit_tree(BINARY, data, **settings)
 
 
-def list_edges(code: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Edges of the tree with a Prüfer code."""
-    n, edges = len(code) + 2, []
-    degrees = [1 + code.count(i) for i in range(n)]
-    for i in code:
-        leaf = degrees.index(1)
-        edges.append((leaf, i))
-        degrees[leaf] -= 1
-        degrees[i] -= 1
-    edges.append(tuple(i for i in range(n) if degrees[i] == 1))
-    return edges
-
-
-def draw_wide_rows(sizes: tuple[int, ...], n_samples: int, seed: int) -> Levels:
-    """Draw rows along a tree. Features 0 to 4 are equal, and the last 10 are constant."""
-    rng = np.random.default_rng(seed)
-    levels = np.empty((n_samples, len(sizes)), np.uint8)
-    share = rng.random(n_samples)
-    for i, size in enumerate(sizes):
-        if i > 0:
-            parent = int(rng.integers(max(0, i - 4), i))
-            share = (levels[:, parent] + rng.random(n_samples)) / sizes[parent]
-            share = np.where(rng.random(n_samples) < 0.3, rng.random(n_samples), share)
-        levels[:, i] = np.minimum(size * share, size - 1)
-    levels[:, 1:5], levels[:, -10:] = levels[:, :1], 1
-    return levels
-
-
-@pytest.mark.parametrize("kind", [None, "frequency", "sampling"])
-@pytest.mark.parametrize("sizes", [(2,), (2, 2, 2, 2, 2, 3, 2, 4)])
-@pytest.mark.parametrize("is_complete", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "sizes", "is_complete"),
+    [
+        (None, (2,), True),
+        ("sampling", (2,), False),
+        ("frequency", (2, 2, 2, 2, 2, 3, 2, 4), False),
+        (None, (2, 2, 2, 2, 2, 3, 2, 4), True),
+    ],
+)
 def test_strips_give_the_fit_of_one_table(
     kind: WeightKind | None,
     sizes: tuple[int, ...],

@@ -141,21 +141,6 @@ def test_what_cannot_be_fitted_is_refused(
         fitted(X, **settings)
 
 
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"width": 0.0}, "width must be above 0, but is 0.0"),
-        ({"width": np.inf}, "width must be finite, but is inf"),
-        ({"landmarks": 1}, "landmarks must be at least 2 and at most 5,000, but is 1"),
-        ({"landmarks": 9999}, "landmarks must be at least 2 and at most 5,000, but is 9999"),
-        ({"n_components": 0}, "components must be at least 1"),
-    ],
-)
-def test_settings_are_checked(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(FitError, match=told):
-        KernelPCA(**settings)
-
-
 def test_too_many_rows_are_refused_with_the_cost_and_the_way_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -14,52 +14,28 @@ from numpy.typing import NDArray
 from sklearn.mixture import GaussianMixture
 
 import latentbits as lb
-from pipeline.data.blocks import AnnotatedChunk, RowSource, pack_block
-from pipeline.data.features import Feature, split_values
 from pipeline.errors import FitError
-from pipeline.executors.base import Executor, SerialExecutor, ThreadsExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture
 from pipeline.models.bernoulli_mixture.params import BernoulliMixtureParams
 from pipeline.models.state import FitState
-from pipeline.models.structure import Structure
-from pipeline.params import get_array, replace_arrays
+from pipeline.params import replace_arrays
 from pipeline.random import RowRandom
+from tests.support.derivatives import differentiate_twice
+from tests.support.strategies import make_memory_rows
+from tests.support.values import make_data, make_features, make_model
 
 Floats = NDArray[np.float64]
 Parties = tuple[Floats, NDArray[np.bool_], Any]
 COUNTS = [0, 2, 3, 0, 2, 0]  # numbers of levels, 0 of continuous features
 IS_CONTINUOUS = np.array(COUNTS) == 0
-FEATURES = tuple(Feature(f"q{i}", tuple(map(str, range(k)))) for i, k in enumerate(COUNTS))
+FEATURES = make_features(COUNTS)
 
 
-def make_block(X: Floats) -> Any:
-    own = X[:, ~IS_CONTINUOUS]
-    mask = (~np.isnan(own)).astype(np.uint8) if np.isnan(own).any() else None
-    features = [feature for feature in FEATURES if feature.levels]
-    planes, observed = split_values(np.nan_to_num(own).astype(np.uint8), mask, features)
-    numbers = np.ascontiguousarray(X[:, IS_CONTINUOUS].T, np.float32)
-    return pack_block(planes, observed, numbers=numbers)
-
-
-def make_rows(
-    X: Floats,
-    n_chunks: int = 1,
-    weights: NDArray[np.int64] | None = None,
-) -> RowSource:
-    chunks = []
-    for places in np.array_split(np.arange(len(X)), n_chunks):
-        block = make_block(X[places])
-        layout, own = np.array([[0, 0, len(places)]]), None if weights is None else weights[places]
-        arrays = (block.words, block.observed_words, layout, places, {}, None)
-        chunks.append(AnnotatedChunk(*arrays, weights=own, numbers=block.numbers))
-    sizes = [len(chunk.rows) for chunk in chunks]
-    return RowSource(chunks.__getitem__, sizes, len(chunks[0].words), 1)
-
-
-def fit(rows: RowSource, executor: Executor | None = None, **settings: Any) -> FitState:
-    model = BernoulliMixture(**settings).with_structure(Structure(features=FEATURES))
-    return fit_model(model, rows, executor or SerialExecutor())
+def fit(X: Floats, **settings: Any) -> FitState:
+    rows = make_memory_rows(make_data(X, COUNTS))
+    return fit_model(make_model(BernoulliMixture, COUNTS, **settings), rows, SerialExecutor())
 
 
 def draw(n_rows: int, seed: int = 0, missing: float = 0.0) -> tuple[Floats, NDArray[np.int64]]:
@@ -96,8 +72,8 @@ def enumerate_kinds(params: BernoulliMixtureParams, X: Floats, log_weights: Floa
 def check_densities(params: BernoulliMixtureParams, X: Floats) -> None:
     scores = enumerate_kinds(params, X, np.log(params.weights))
     nats = scipy.special.logsumexp(scores, axis=1)
-    block, rng = make_block(X), RowRandom(0)
-    model = BernoulliMixture().with_structure(Structure(features=FEATURES))
+    block, rng = make_data(X, COUNTS).pack(), RowRandom(0)
+    model = make_model(BernoulliMixture, COUNTS)
     assert_allclose(model.log_likelihood(params, block, rng).nats, nats, rtol=1e-11, atol=1e-12)
     codes = model.transform(params, block, rng)["mean"]
     assert_allclose(codes, np.exp(scores - nats[:, None]), atol=1e-11)
@@ -106,13 +82,15 @@ def check_densities(params: BernoulliMixtureParams, X: Floats) -> None:
 def test_densities_are_sums_over_kinds() -> None:
     X, z = draw(600, missing=0.1)
     X[5] = np.nan
-    state = fit(make_rows(X), n_components=2)
+    state = fit(X, n_components=2)
     check_densities(state.params, X)
     assert state.diagnostics["rows_without_values"] == 1
     assert_allclose(state.params.gaussians.means[:, 0], [0, 3], atol=0.3)
     assert_allclose(state.params.gaussians.deviations[:, 1], [10, 12], atol=2)
     assert_array_equal(state.params.n_levels, [1, 2, 3, 1, 2, 1])
-    codes = BernoulliMixture().transform(state.params, make_block(X), RowRandom(0))["mean"]
+    codes = BernoulliMixture().transform(state.params, make_data(X, COUNTS).pack(), RowRandom(0))[
+        "mean"
+    ]
     assert (codes.argmax(axis=1) == z).mean() > 0.95
 
 
@@ -143,35 +121,14 @@ def test_missing_values_of_all_kinds_are_imputed() -> None:
         lb.transform(fitted, data, impute="levels")
 
 
-def test_continuous_features_agree_with_gaussian_mixtures() -> None:
-    rng = np.random.default_rng(0)
-    z = rng.integers(0, 3, 900)
-    X = np.zeros((900, len(COUNTS)))
-    centers = np.array([[0, 0, 0], [8, 9, 0], [0, 8, 11.0]])
-    X[:, IS_CONTINUOUS] = centers[z] + rng.standard_normal((900, 3)) * [0.7, 1.0, 1.5]
-    X = X.astype(np.float32).astype(np.float64)
-    own = X[:, IS_CONTINUOUS]
-    expected = GaussianMixture(3, covariance_type="diag", reg_covar=0, tol=1e-9, random_state=0)
-    expected.fit(own)
-    # Features with levels are constant and add next to nothing.
-    params = fit(make_rows(X), n_components=3, smoothing=1e-6, tol=1e-10).params
-    model = BernoulliMixture().with_structure(Structure(features=FEATURES))
-    nats = model.log_likelihood(params, make_block(X), RowRandom(0)).nats
-    assert nats.mean() == pytest.approx(expected.score(own), abs=1e-4)
-    order = np.argsort(-expected.weights_)
-    assert_allclose(params.weights, expected.weights_[order], atol=1e-4)
-    assert_allclose(params.gaussians.means, expected.means_[order], atol=1e-3)
-    assert_allclose(params.gaussians.deviations, np.sqrt(expected.covariances_[order]), atol=1e-3)
-
-
 def test_a_large_mean_and_the_unit_do_not_matter() -> None:
     """Multiples of 1/16 are exact in 32 bits up to 2e6."""
     X, _ = draw(400)
     X[:, 0] = np.rint(16 * X[:, 0]) / 16
-    near = fit(make_rows(X), n_components=2, tol=1e-9).params
+    near = fit(X, n_components=2, tol=1e-9).params
     X[:, 0] += 1e6
     X[:, 3] *= 2.0**-20
-    far = fit(make_rows(X), n_components=2, tol=1e-9).params
+    far = fit(X, n_components=2, tol=1e-9).params
     assert_allclose(far.gaussians.means[:, 0] - 1e6, near.gaussians.means[:, 0], atol=1e-7)
     assert_allclose(
         far.gaussians.deviations * [1, 2.0**20, 1], near.gaussians.deviations, rtol=1e-7
@@ -180,28 +137,10 @@ def test_a_large_mean_and_the_unit_do_not_matter() -> None:
     check_densities(far, X)
 
 
-def test_frequencies_are_repeated_rows() -> None:
-    X, _ = draw(300, missing=0.05)
-    weights = np.random.default_rng(1).integers(1, 4, 300)
-    settings = {"n_components": 2, "tol": 1e-10}
-    weighted = fit(make_rows(X, weights=weights), **settings).params
-    repeated = fit(make_rows(np.repeat(X, weights, axis=0)), **settings).params
-    for name in ("means", "deviations", "means_error", "deviations_error", "probabilities"):
-        assert_allclose(get_array(weighted, name), get_array(repeated, name), rtol=1e-6)
-
-
-def test_results_do_not_depend_on_the_executor() -> None:
-    rows = make_rows(draw(700, missing=0.05)[0], n_chunks=5)
-    serial = fit(rows, n_components=3).params
-    threads = fit(rows, ThreadsExecutor(2), n_components=3).params
-    for name in ("weights", "means", "deviations", "means_error", "probabilities"):
-        assert_array_equal(get_array(threads, name), get_array(serial, name))
-
-
 def test_standard_errors_are_those_of_the_curvature() -> None:
     """Second differences of the log-likelihood, with next to no prior."""
     X, _ = draw(300)
-    params = fit(make_rows(X), n_components=2, smoothing=1e-6, tol=1e-13, max_iter=5000).params
+    params = fit(X, n_components=2, smoothing=1e-6, tol=1e-13, max_iter=5000).params
 
     def compute_nats(packed: Floats) -> float:
         means, deviations, continuation = np.split(packed[1:], [6, 12])
@@ -228,17 +167,7 @@ def test_standard_errors_are_those_of_the_curvature() -> None:
     steps = 1e-3 * np.concatenate(
         [[1], np.tile(params.gaussians.deviations.ravel(), 2), np.ones(8)]
     )
-    n, moves = len(center), np.diag(steps)
-    hessian = np.empty((n, n))
-    for i in range(n):
-        for j in range(i + 1):
-            both = [
-                s * t * compute_nats(center + s * moves[i] + t * moves[j])
-                for s in (-1, 1)
-                for t in (-1, 1)
-            ]
-            hessian[i, j] = hessian[j, i] = sum(both) / (4 * steps[i] * steps[j])
-    errors = np.sqrt(np.diag(np.linalg.inv(-hessian)))
+    errors = np.sqrt(np.diag(np.linalg.inv(-differentiate_twice(compute_nats, center, steps))))
     assert_allclose(params.gaussians_error.means.ravel(), errors[1:7], rtol=1e-3)
     assert_allclose(params.gaussians_error.deviations.ravel(), errors[7:13], rtol=1e-3)
     assert params.errors.weights_error[0] == pytest.approx(
@@ -246,30 +175,10 @@ def test_standard_errors_are_those_of_the_curvature() -> None:
     )
 
 
-def test_samples_have_the_moments_of_the_kinds() -> None:
-    params = fit(make_rows(draw(500)[0]), n_components=2).params
-    model = BernoulliMixture().with_structure(Structure(features=FEATURES))
-    bits, numbers = model.sample_numbers(params, 40_000, np.random.default_rng(0))
-    means = params.weights @ params.gaussians.means
-    variances = (
-        params.weights @ (params.gaussians.deviations**2 + params.gaussians.means**2) - means**2
-    )
-    assert_allclose(numbers.mean(axis=0), means, atol=4 * np.sqrt(variances.max() / 40_000))
-    assert_allclose(numbers.std(axis=0), np.sqrt(variances), rtol=0.02)
-    assert_allclose(bits.mean(axis=0), params.weights @ params.probabilities, atol=0.015)
-    # Bits and numbers are of the same kinds.
-    product = params.weights @ (params.probabilities[:, :1] * params.gaussians.means)
-    assert_allclose((bits[:, :1] * numbers).mean(axis=0), product, rtol=0.05, atol=0.05)
-    expected = model.reconstruct_numbers(params, np.array([[0.25, 0.75]]))
-    assert_allclose(
-        expected[0], 0.25 * params.gaussians.means[0] + 0.75 * params.gaussians.means[1]
-    )
-
-
 def test_equal_values_of_a_kind_are_reported() -> None:
     X, z = draw(300)
     X[z == 1, 3] = 7.0
-    state = fit(make_rows(X), n_components=2, smoothing=1e-3)
+    state = fit(X, n_components=2, smoothing=1e-3)
     (warning,) = state.warnings
     assert "standard deviation" in warning.text
     assert warning.features == ("q3",)
@@ -301,7 +210,7 @@ def test_components_of_few_rows_close_together_are_named() -> None:
 def test_deviations_that_the_smoothing_determines_are_named() -> None:
     X, z = draw(300)
     X[z == 1, 3] = 7.0
-    state = fit(make_rows(X), n_components=2, smoothing=0.1)
+    state = fit(X, n_components=2, smoothing=0.1)
     ratios = state.params.gaussians.deviations / state.params.gaussians.overall_deviations
     assert 0.02 < ratios.min() < 0.06  # above the bound
     (warning,) = state.warnings
@@ -314,17 +223,6 @@ def test_starts_without_collapsed_components_are_preferred() -> None:
     rows = 300 * fitted.params.weights
     assert rows.min() > 15  # the highest objective has a component of 8 rows
     assert not any("few rows" in w for w in fitted.warnings)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(np.nan, "no observed value"), (3.0, "constant"), (np.inf, "infinite")]
-)
-def test_features_that_cannot_be_fitted_are_named(value: float, text: str) -> None:
-    X, _ = draw(100)
-    X[:, 3] = value
-    with pytest.raises(FitError, match=text) as refused:
-        fit(make_rows(X), n_components=2)
-    assert "q3" in str(refused.value.with_names(tuple(f.name for f in FEATURES)))
 
 
 @pytest.fixture(scope="module")
@@ -380,17 +278,3 @@ def test_groups_share_the_kinds(two_parties: Parties) -> None:
     assert found == pytest.approx(nats.sum(), rel=1e-8)
     assert abs(np.diff(params.groups.group_class_weights[:, 0])[0]) > 0.3
     assert np.isfinite(params.gaussians_error.means).all()
-
-
-def test_covariates_of_groups_are_groups(
-    two_parties: Parties,
-) -> None:
-    _, _, fit_parties = two_parties
-    grouped, regression = (
-        fit_parties(group="party").params,
-        fit_parties(covariates=["party"]).params,
-    )
-    for name in ("means", "deviations", "probabilities"):
-        assert_allclose(get_array(regression, name), get_array(grouped, name), rtol=1e-4)
-        error = f"{name}_error"
-        assert_allclose(get_array(regression, error), get_array(grouped, error), rtol=1e-3)

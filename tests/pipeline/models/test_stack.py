@@ -136,19 +136,6 @@ def test_steps_of_boltzmann_machines_are_the_same_whichever_value_is_called_1() 
     np.testing.assert_allclose(changes[1], sign[:, None] * changes[0], atol=1e-4)
 
 
-def test_missing_values_are_left_out() -> None:
-    X, rng = kinds(1500, 7), np.random.default_rng(8)
-    observed = (rng.random(X.shape) < 0.8).astype(np.uint8)
-    noise = rng.integers(0, 2, X.shape, dtype=np.uint8)
-    for block in ("rbm", "autoencoder"):
-        brief = {**SMALL, "block": block, "pretrain": 3, "max_iter": 3}
-        same, other = (
-            fitted(np.where(observed, X, o).astype(np.uint8), observed, **brief) for o in (0, noise)
-        )
-        for a, b in zip(same.params.weights, other.params.weights, strict=True):
-            np.testing.assert_array_equal(a, b)
-
-
 # --- settings ------------------------------------------------------------------------------------
 
 
@@ -210,24 +197,6 @@ def test_a_warm_start_goes_on_with_all_layers() -> None:
 
 
 # --- doubts --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("pretrain", [0, 4])
-def test_diverging_training_is_told_and_the_last_good_parameters_kept(pretrain: int) -> None:
-    X = kinds(1500, 12)
-    state = fitted(X, **{**SMALL, "pretrain": pretrain}, rate=1e30, optimizer="momentum")
-    (told,) = {notice.text for notice in state.warnings if "stopped before" not in notice.text}
-    assert "training diverged" in told
-    assert "{rate=0.1}" in told
-    assert all(np.isfinite(w).all() for w in state.params.weights)
-    assert wrong_bits(state.params, X) < 0.5
-
-
-def test_identical_rows_are_fitted() -> None:
-    X = np.tile(np.array([1, 0, 1, 1, 0], np.uint8), (200, 1))
-    state = fitted(X, n_components=2, pretrain=5, max_iter=10)
-    assert wrong_bits(state.params, X[:1]) == 0
-    assert state.warnings[0].features == (0, 1, 2, 3, 4)
 
 
 def test_history_begins_anew_with_each_stage() -> None:

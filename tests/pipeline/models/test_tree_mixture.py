@@ -5,7 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -36,13 +36,10 @@ from pipeline.models.trees.tree_starts import draw_components
 from pipeline.numerics.trees.dependence import (
     compute_table_correlation,
     compute_table_information,
-    sum_information,
 )
 from pipeline.numerics.trees.messages import MISSING
 from pipeline.numerics.trees.spanning_tree import (
     ROOT,
-    find_maximum_spanning_forest,
-    find_maximum_spanning_tree,
     gather_tables,
     normalize_tables,
     order_from_root,
@@ -56,13 +53,13 @@ from tests.support.enumeration import (
     check_rows,
     compute_pair_dependence,
     draw_incomplete_rows,
+    draw_wide_rows,
     list_states,
     make_level_model,
     make_level_rows,
 )
 from tests.support.strategies import DenseData, make_memory_rows
 
-Array = NDArray[np.float64]
 Levels = NDArray[np.uint8]
 SERIAL = SerialExecutor()
 RNG = partial(np.random.default_rng, 0)
@@ -272,26 +269,18 @@ def test_tables_of_edges_are_those_of_counts_of_pairs(
         np.testing.assert_allclose(found[k], expected, atol=1e-10)
 
 
-@pytest.mark.parametrize("kind", [None, "frequency", "sampling"])
-@pytest.mark.parametrize("sizes", [(2,), (2, 2, 2, 3, 2, 4)])
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [(None, (2,)), ("frequency", (2, 2, 2, 3, 2, 4)), ("sampling", (2, 2, 2, 3, 2, 4))],
+)
 def test_strips_give_the_tree_and_tables_of_one_table(
     kind: WeightKind | None, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where edges have equal weights: features 0 to 4 are equal, and 20 are constant."""
-    n_features, rng = 150, np.random.default_rng(4)
-    sizes *= n_features // len(sizes)
-    levels = np.empty((700, n_features), np.uint8)
-    share = rng.random(700)
-    for i, size in enumerate(sizes):
-        levels[:, i] = np.minimum(size * share, size - 1)
-        below = (levels[:, rng.integers(max(0, i - 3), i + 1)] + rng.random(700)) / max(sizes)
-        share = np.where(rng.random(700) < 0.3, rng.random(700), below)
-    levels[:, 1:5], levels[:, 130:] = levels[:, :1], 1
-    weights = (
-        None
-        if kind is None
-        else rng.integers(0, 4, len(levels)) * (1.7 if kind == "sampling" else 1)
-    )
+    """Also where edges have equal weights."""
+    sizes *= 150 // len(sizes)
+    levels = draw_wide_rows(sizes, 700, 4)
+    times = np.random.default_rng(4).integers(0, 4, len(levels))
+    weights = None if kind is None else times * (1.7 if kind == "sampling" else 1)
     data = replace(make_level_rows(sizes, levels), weights=weights)
     rows = make_memory_rows(data, [100, 350, 250], kind=kind or "frequency")
     model = make_level_model(TreeMixture, sizes, n_components=1, smoothing=0.3)
@@ -339,16 +328,6 @@ def test_several_wide_trees_are_fitted_without_strips(monkeypatch: pytest.Monkey
     monkeypatch.setattr(tree_mixture, "find_strip_edges", None)
     levels, seen = draw_incomplete_rows(BINARY, 50)
     fit_trees(BINARY, make_level_rows(BINARY, levels, seen), n_components=2, max_iter=2)
-
-
-def test_among_edges_of_equal_weight_the_first_are_taken() -> None:
-    left, right = np.triu_indices(6, 1)
-    weights = np.ones(len(left)) + np.random.default_rng(0).uniform(-4e-12, 4e-12, len(left))
-    kept = find_maximum_spanning_forest(left, right, weights, 6)
-    np.testing.assert_array_equal(kept, [0, 1, 2, 3, 4])
-    weights[right == 5] = 2
-    kept = find_maximum_spanning_forest(left, right, weights, 6)
-    assert {*zip(left[kept], right[kept], strict=True)} == {(i, 5) for i in range(5)}
 
 
 def test_posteriors_lose_at_most_a_tenth_of_a_billionth() -> None:
@@ -451,41 +430,6 @@ def test_many_rows_are_sampled_for_starts_from_trees(monkeypatch: pytest.MonkeyP
     )
 
 
-def test_the_tree_is_the_best_of_all_trees() -> None:
-    """Of the 125 labelled trees of 5 features, by their Prüfer codes."""
-    rng = np.random.default_rng(3)
-    X = (rng.random((300, 3)) < 0.4) @ rng.integers(0, 2, (3, 5)) % 2
-    X = (X ^ (rng.random(X.shape) < 0.2)).astype(np.uint8)
-    indicators = np.stack([1 - X, X], axis=2).reshape(len(X), -1).astype(np.float64)
-    n_levels = np.full(5, 2)
-    information = sum_information(indicators.T @ indicators, n_levels, n_levels) / len(X)
-    for i in range(5):
-        for j in range(i):
-            table = np.histogram2d(X[:, i], X[:, j], bins=2)[0] / len(X)
-            independent = np.outer(table.sum(axis=1), table.sum(axis=0))
-            expected = scipy.special.rel_entr(table, independent).sum()
-            assert information[i, j] == pytest.approx(expected, abs=1e-12)
-    parents = find_maximum_spanning_tree(information)
-    found = sum(information[i, parents[i]] for i in range(1, 5))
-    best = max(
-        sum(information[i, j] for i, j in list_edges(code)) for code in product(range(5), repeat=3)
-    )
-    assert found == pytest.approx(best)
-
-
-def list_edges(code: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Edges of the tree with a Prüfer code."""
-    n, edges = len(code) + 2, []
-    degrees = [1 + code.count(i) for i in range(n)]
-    for i in code:
-        leaf = degrees.index(1)
-        edges.append((leaf, i))
-        degrees[leaf] -= 1
-        degrees[i] -= 1
-    edges.append(tuple(i for i in range(n) if degrees[i] == 1))
-    return edges
-
-
 @pytest.mark.parametrize("sizes", [BINARY, SEVERAL])
 def test_a_fit_to_a_sample_has_the_tree_of_the_model(sizes: tuple[int, ...]) -> None:
     params = draw_params(sizes, 1, seed=5)
@@ -496,17 +440,6 @@ def test_a_fit_to_a_sample_has_the_tree_of_the_model(sizes: tuple[int, ...]) -> 
         for own in (params, found)
     ]
     assert edges[0] == edges[1]
-
-
-@pytest.mark.matrix
-def test_components_of_a_sample_are_found() -> None:
-    params = draw_params(BINARY, 2, seed=6)
-    X = TreeMixture().sample(params, 20_000, np.random.default_rng(0))
-    state = fit_trees(BINARY, DenseData(X), n_components=2, starts=5)
-    expected, found = (
-        enumerate_joint(own, BINARY).joint.sum(axis=1) for own in (params, state.params)
-    )
-    assert scipy.special.rel_entr(expected, found).sum() < 0.005
 
 
 def test_memory_of_tasks_with_missing_values_is_within_the_estimate() -> None:

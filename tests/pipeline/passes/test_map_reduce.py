@@ -70,12 +70,6 @@ def test_the_tree_is_fixed(n_parts: int, tree: str) -> None:
     assert tree_merge(Word(str(part)) for part in range(n_parts)).text == tree
 
 
-@given(st.integers(1, 300))
-def test_merges_keep_the_order_of_parts(n_parts: int) -> None:
-    text = tree_merge(Word(str(part)) for part in range(n_parts)).text
-    assert text.replace("(", "").replace(")", "").split() == [str(k) for k in range(n_parts)]
-
-
 def test_no_more_partial_results_are_held_than_the_tree_is_high() -> None:
     most = 0
 

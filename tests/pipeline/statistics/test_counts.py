@@ -101,18 +101,6 @@ def test_pooled_pair_tables_are_those_of_the_dense_matrix(
         np.testing.assert_array_equal(part * square, expected)
 
 
-@given(tables(), st.data())
-def test_pair_tables_of_every_segment(data: DenseData, draw: st.DataObject) -> None:
-    blocks = make_memory_blocks(data, draw.draw(chunkings(len(data.X))))
-    counts = merged([PairCounts.from_block(block, pooled=False) for block in blocks])
-    assert counts.segments.tolist() == np.unique(data.labels).tolist()
-    square = np.ones((data.X.shape[1],) * 2, np.int64)
-    for place, segment in enumerate(counts.segments):
-        expected = count_dense_pairs(data.take_rows(data.labels == segment))
-        for part, dense in zip(counts.table(place), expected, strict=True):
-            np.testing.assert_array_equal(part * square, dense)
-
-
 @given(tables(st.integers(1, 9)), st.data())
 def test_a_table_of_some_pairs_is_part_of_the_whole(data: DenseData, draw: st.DataObject) -> None:
     n = data.X.shape[1]
@@ -147,26 +135,6 @@ def test_tiles_cover_the_upper_triangle_within_the_budget(
         cells = (left[1] - left[0]) * (right[1] - right[0])
         assert cells == 1 or 8 * 4 * 2 * n_segments * cells <= budget
     assert np.all(covered[np.triu_indices(n_features)] == 1)
-
-
-def test_counts_survive_storage() -> None:
-    X = np.random.default_rng(0).integers(0, 2, (100, 4), dtype=np.uint8)
-    mask = np.random.default_rng(1).integers(0, 2, (100, 4), dtype=np.uint8)
-    weights = np.random.default_rng(2).integers(0, 1 << 40, 100)
-    plain, masked = pack_block(X), pack_block(X, mask, segment=2)
-    for block in (plain, masked, replace(masked, weights=weights, weight_unit=0.25)):
-        for counts in (FeatureCounts.from_block(block), PairCounts.from_block(block, pooled=False)):
-            stored = type(counts).from_arrays(dict(counts.to_arrays()))
-            assert_same(stored.to_arrays(), counts.to_arrays())
-            assert_same(stored.merge(counts).to_arrays(), counts.merge(stored).to_arrays())
-            assert (stored.n_rows, stored.weight) == (100, block.weight)
-
-
-@pytest.mark.parametrize("n_samples", [1, 64, 65])
-def test_the_diagonal_counts_single_features(n_samples: int) -> None:
-    X = np.random.default_rng(0).integers(0, 2, (n_samples, 5), dtype=np.uint8)
-    counts = PairCounts.from_block(pack_block(X), pooled=True)
-    np.testing.assert_array_equal(counts.joint[0].diagonal(), X.sum(axis=0))
 
 
 @given(tables(), st.booleans(), st.data())
@@ -250,22 +218,6 @@ def rows_by_group(blocks: list[BinaryBlock], n_groups: int) -> dict[int, list[in
 
 
 @given(long_tables, group_numbers, st.data())
-def test_groups_are_counted_like_segments(
-    data: DenseData, n_groups: int, draw: st.DataObject
-) -> None:
-    blocks = make_memory_blocks(data, draw.draw(chunkings(len(data.X), 3)))
-    counts = merged([PairCounts.from_groups(block, n_groups) for block in blocks])
-    rows = rows_by_group(blocks, n_groups)
-    assert counts.segments.tolist() == [*rows]
-    assert counts.rows.tolist() == [len(some) for some in rows.values()]
-    square = np.ones((data.X.shape[1],) * 2, np.int64)
-    for place, some in enumerate(rows.values()):
-        expected = count_dense_pairs(data.take_rows(some))
-        for part, dense in zip(counts.table(place), expected, strict=True):
-            np.testing.assert_array_equal(part * square, dense)
-
-
-@given(long_tables, group_numbers, st.data())
 def test_groups_of_weighted_rows_are_counted_by_weight(
     data: DenseData, n_groups: int, draw: st.DataObject
 ) -> None:
@@ -282,19 +234,6 @@ def test_groups_of_weighted_rows_are_counted_by_weight(
             np.testing.assert_array_equal(part * square, dense)
     once = counts.sum_weighted_groups(n_groups, np.ones((1, n_groups), np.int64))
     assert_same(once.to_arrays(), PairCounts.from_block(block, pooled=False).to_arrays())
-
-
-@given(long_tables, group_numbers, st.data())
-def test_all_groups_once_are_the_segment(
-    data: DenseData, n_groups: int, draw: st.DataObject
-) -> None:
-    blocks = make_memory_blocks(data, draw.draw(chunkings(len(data.X), 3)))
-    whole = merged([PairCounts.from_block(block, pooled=False) for block in blocks])
-    counts = merged([PairCounts.from_groups(block, n_groups) for block in blocks])
-    segments = counts.list_grouped_segments(n_groups)
-    assert segments.tolist() == whole.segments.tolist()
-    once = counts.sum_weighted_groups(n_groups, np.ones((len(segments), n_groups), np.int64))
-    assert_same(once.to_arrays(), whole.to_arrays())
 
 
 @given(long_tables, group_numbers, st.data())

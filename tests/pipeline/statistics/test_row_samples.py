@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.data.blocks import pack_block
 from pipeline.random import RowRandom
 from pipeline.statistics.row_samples import DistinctRows, RowSample
 from tests.conformance.checks import assert_same
@@ -89,9 +88,3 @@ def test_rows_of_one_hash_stay_apart() -> None:
         2: 2,
         3: 1,
     }
-
-
-def test_another_seed_samples_other_rows() -> None:
-    block = pack_block(np.random.default_rng(1).integers(0, 2, (500, 20), dtype=np.uint8))
-    one, other = (DistinctRows.from_block(block, 50, RowRandom(seed)) for seed in (0, 1))
-    assert len(np.intersect1d(one.words, other.words)) < 20

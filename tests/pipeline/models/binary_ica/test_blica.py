@@ -13,16 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
-from scipy.special import log_ndtr
 from scipy.stats import norm
 
 from pipeline.data.blocks import BinaryBlock, pack_block
 from pipeline.errors import FitError, FitWarning
-from pipeline.executors.base import SerialExecutor, ThreadsExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.binary_ica import gaussian_likelihood
 from pipeline.models.binary_ica.blica import BLICA, BLICAParams, warn_about_choice
-from pipeline.models.binary_ica.likelihood import BinaryICALikelihood
 from pipeline.models.state import FitState
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.params import get_named_arrays
@@ -64,10 +62,7 @@ def assert_finite(arrays: Any) -> None:
 # --- recovery ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [SHAPE, (8, 3, 20, 2000), pytest.param((6, 6, 30, 3000), marks=pytest.mark.matrix)],
-)
+@pytest.mark.parametrize("shape", [SHAPE, (8, 3, 20, 2000)])
 def test_mixing_is_recovered(shape: tuple[int, int, int, int]) -> None:
     truth, data = draw_truth_and_data(*shape)
     state = fit_blica(data, n_components=shape[1])
@@ -109,16 +104,6 @@ def test_components_and_regularization_are_chosen() -> None:
     assert np.isfinite(state.params.candidate_scores).all()
 
 
-@pytest.mark.matrix
-def test_choice_is_independent_of_seed_starts_and_bootstrap() -> None:
-    def choice(**more: Any) -> tuple[Any, ...]:
-        state = fit_blica(draw_truth_and_data(4, 2, 5, 300)[1], **more)
-        tried = {n: a.tobytes() for n, a in get_arrays(state.params).items() if "candidate" in n}
-        return state.diagnostics["n_components"], state.diagnostics["regularization"], tried
-
-    assert choice(seed=1, starts=1, bootstrap=20) == choice()
-
-
 def test_strong_regularization_without_significant_gain_is_not_chosen() -> None:
     """Regularization of 5 or less biases this mixing by more than its sampling error."""
     truth = draw_solution(8, 2, 6, seed=0)
@@ -149,15 +134,6 @@ def match_to_truth(truth: NonstationaryTruth, params: BLICAParams) -> tuple[Floa
     return lengths, np.sign(cosines[rows, order]), order
 
 
-def test_source_variances_are_recovered() -> None:
-    truth, state = example()
-    lengths, _, order = match_to_truth(truth, state.params)
-    ratios = state.params.source_variances[:, order] / (truth.source_variances * lengths**2)
-    assert 0.9 < np.median(ratios) < 1.1
-    assert ratios.min() > 0.6
-    assert ratios.max() < 1.7
-
-
 def test_thresholds_and_source_means_are_recovered() -> None:
     truth, state = example()
     lengths, signs, order = match_to_truth(truth, state.params)
@@ -181,14 +157,6 @@ def test_unexplained_margins_have_large_mean_misfit() -> None:
     assert np.delete(misfit, 3).max() < 2
 
 
-def test_columns_are_normalized_and_sorted_by_variance() -> None:
-    _, data = draw_truth_and_data(8, 3, 20, 2000)
-    params = fit_blica(data, n_components=3, regularization=50.0).params
-    np.testing.assert_allclose(np.linalg.norm(params.mixing, axis=0), 1.0)
-    assert (np.diff(params.segment_rows @ params.source_variances) < 0).all()
-    assert ((params.mixing**3).sum(axis=0) > 0).all()
-
-
 def test_mixing_is_recovered_with_missing_values() -> None:
     truth, data = draw_truth_and_data(*SHAPE)
     missing = np.where(np.arange(6) % 2, 0.5, 0.1)
@@ -196,16 +164,6 @@ def test_mixing_is_recovered_with_missing_values() -> None:
     state = fit_blica(DenseData(data.X, mask.astype(np.uint8), data.segments), n_components=2)
     assert mean_cosine_similarity(state.params.mixing, truth.mixing) > 0.95
     assert state.warnings == ()
-
-
-def test_threads_give_identical_fits() -> None:
-    rows = make_memory_rows(draw_small_data(), [400] * 3)
-    model = BLICA(n_components=2, regularization=20.0, bootstrap=20)
-    serial, threaded = (
-        fit_model(model, rows, executor) for executor in (SERIAL, ThreadsExecutor(3))
-    )
-    for name, values in get_arrays(serial.params).items():
-        assert values.tobytes() == get_arrays(threaded.params)[name].tobytes(), name
 
 
 @pytest.mark.matrix
@@ -224,79 +182,6 @@ def test_progress_is_reported_for_every_step() -> None:
     assert ("bootstrap", 20, 20) in calls
     assert ("choose, 2 components, regularization 10", 4, 4) in calls
     assert all(done <= total for _, done, total in calls if total)
-
-
-# --- use of a fit ---------------------------------------------------------------------------------
-
-
-def test_codes_approximate_true_sources() -> None:
-    truth = draw_nonstationary_truth(20, 2, 4, seed=3)
-    rng, n = np.random.default_rng(0), 4000
-    segments = np.repeat(np.arange(4), n)
-    sources = truth.source_means[segments] + np.sqrt(
-        truth.source_variances[segments]
-    ) * rng.standard_normal((4 * n, 2))
-    X = (rng.random((4 * n, 20)) < norm.cdf(SCALE * sources @ truth.mixing.T)).astype(np.uint8)
-    state = fit_blica(DenseData(X, None, segments), n_components=2)
-    lengths, signs, order = match_to_truth(truth, state.params)
-    for u in range(4):
-        in_segment = segments == u
-        codes = MODEL.transform(state.params, pack_block(X[in_segment], None, u), RNG)
-        errors = signs * codes["mean"][:, order] - lengths * sources[in_segment]
-        share = errors.var(axis=0) / (lengths**2 * truth.source_variances[u])
-        assert share.max() < 0.35
-        # The variances predict the size of the errors.
-        predicted = codes["variance"][:, order].mean(axis=0)
-        np.testing.assert_allclose((errors**2).mean(axis=0), predicted, rtol=0.35)
-
-
-def test_samples_reproduce_pair_frequencies() -> None:
-    _, state = example()
-    _, data = draw_truth_and_data(*SHAPE)
-    segments = np.repeat(np.arange(12), 20_000)
-    X = MODEL.sample(state.params, len(segments), np.random.default_rng(0), segments)
-    for u in range(12):
-        a, b = (x[s == u].astype(np.float64) for x, s in ((X, segments), (data.X, data.labels)))
-        np.testing.assert_allclose(a.T @ a / len(a), b.T @ b / len(b), atol=0.04)
-
-
-def test_held_out_likelihood_exceeds_independence() -> None:
-    truth, state = example()
-    data = draw_nonstationary_data(truth, 300, seed=9)
-    gained = []
-    for u in range(0, 12, 3):
-        X = data.X[data.labels == u]
-        model = MODEL.log_likelihood(state.params, pack_block(X, None, u), RNG).nats
-        z = state.params.thresholds[u]
-        alone = X @ log_ndtr(-z) + (1 - X) @ log_ndtr(z)
-        gained.append((model - alone).mean())
-    assert min(gained) > 0.1
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("segment", [0, 99])
-@pytest.mark.parametrize("n_components", [2, 3])
-def test_unobserved_features_do_not_change_likelihood(n_components: int, segment: int) -> None:
-    """Quadrature (2 components) and expectation propagation (3) match the exact likelihood."""
-    params = fit_blica(draw_truth_and_data(*SHAPE)[1], n_components=n_components).params
-    wide = replace(
-        params,
-        mixing=np.tile(params.mixing, (4, 1)),
-        thresholds=np.tile(params.thresholds, (1, 4)),
-    )
-    X = np.random.default_rng(0).integers(0, 2, (50, 24)).astype(np.uint8)
-    observed = np.zeros_like(X)
-    observed[:, [1, 6, 8, 9, 17, 22]] = 1
-    result = MODEL.log_likelihood(wide, pack_block(X, observed, segment), RNG)
-    order = [6, 1, 8, 9, 22, 17]
-    exact = MODEL.log_likelihood(params, pack_block(X[:, order], None, segment), RNG)
-    errors = np.abs(result.nats - exact.nats)
-    if n_components == 2:
-        assert np.mean(result.integration_error) < 1e-4
-        assert errors.max() < 4 * np.max(exact.standard_error)
-    else:
-        assert errors.mean() < np.mean(result.integration_error)
-    assert errors.max() < 5e-3
 
 
 # --- intervals -----------------------------------------------------------------------------------
@@ -326,31 +211,6 @@ def test_segments_at_min_rows_have_intervals() -> None:
         lower, upper = params.mixing_interval
         assert lower.shape == (5, 2)
         assert (lower < upper).all()
-
-
-def test_no_intervals_without_bootstrap() -> None:
-    assert fit_blica(draw_small_data(), n_components=2).params.mixing_interval.shape == (0, 5, 2)
-
-
-# --- settings -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"n_components": 0}, "components must be at least 1, but is 0."),
-        ({"regularization": 1.0}, "regularization must be above 1, but is 1.0."),
-        ({"regularization": float("nan")}, "regularization must be finite, but is nan."),
-        ({"regularization": float("inf")}, "regularization must be finite, but is inf."),
-        ({"min_rows": 0}, "min_rows must be at least 1, but is 0."),
-        ({"starts": 0}, "starts must be at least 1, but is 0."),
-        ({"bootstrap": 19}, "bootstrap must be 0, or at least 20, but is 19."),
-        ({"bootstrap": -1}, "bootstrap must be 0, or at least 20, but is -1."),
-    ],
-)
-def test_invalid_settings_raise(more: dict[str, Any], message: str) -> None:
-    with pytest.raises(FitError, match=message):
-        BLICA(**more)
 
 
 # --- degenerate data -----------------------------------------------------------------------------
@@ -386,80 +246,19 @@ def test_small_tables_raise_or_give_finite_results(
     check_degenerate(data, n_components=n_components, regularization=regularization)
 
 
-@pytest.mark.matrix
-@given(st.integers(0, 2**32 - 1), n_components, regularization)
-def test_sparse_tables_raise_or_give_finite_results(
-    seed: int, n_components: int | None, regularization: float | None
-) -> None:
-    """Rarer values, more segments and more missing values than the strategies draw."""
-    rng = np.random.default_rng(seed)
-    shape = (int(rng.integers(20, 150)), int(rng.integers(2, 5)))
-    X = (rng.random(shape) < rng.choice([0.1, 0.5, 0.9], shape[1])).astype(np.uint8)
-    X[:, -1] = X[:, 0]
-    mask = (rng.random(shape) < rng.choice([0.4, 0.8])).astype(np.uint8)
-    data = DenseData(X, mask if seed % 2 else None, rng.integers(0, rng.integers(3, 7), len(X)))
-    check_degenerate(data, n_components=n_components, regularization=regularization)
-
-
-def test_halves_without_usable_segments_raise_or_give_finite_results() -> None:
-    """Every feature is constant in the first half of every segment."""
-    data = draw_small_data(40)
-    data.X[np.arange(len(data.X)) % 40 < 20] = 1
-    check_degenerate(data, n_components=1, min_rows=20)
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("kind", ["the same", "complementary", "independent", "one pair"])
-def test_extreme_dependence_gives_finite_results(kind: str) -> None:
-    rng = np.random.default_rng(0)
-    X = rng.integers(0, 2, (600, 4), dtype=np.uint8)
-    if kind == "the same":
-        X[:] = X[:, :1]
-    elif kind == "complementary":
-        X[:, 1:3], X[:, 3:] = X[:, :1], 1 - X[:, :1]
-    elif kind == "one pair":
-        X[:, 1] = X[:, 0]
-    data = DenseData(X, None, np.arange(600) % 4)
-    given = ({"n_components": k, "regularization": r} for k, r in ((4, 10.0), (2, 1e12)))
-    for more in ({}, *given):
-        assert check_degenerate(data, **more) is not None
-
-
-@pytest.mark.matrix
-def test_bootstrap_of_degenerate_data_gives_finite_results() -> None:
-    rng = np.random.default_rng(0)
-    for n_rows in (30, 90):
-        X = (rng.random((n_rows, 4)) < 0.3).astype(np.uint8)
-        data = DenseData(X, None, np.arange(n_rows) % 3)
-        check_degenerate(data, n_components=1, regularization=10.0, bootstrap=20)
-
-
 def _fit_short_segments(n_features: int, n_segments: int, more: dict[str, Any]) -> None:
     """Fit short segments, whose halves have pairs with empty cells."""
     truth = draw_nonstationary_truth(n_features, 2, n_segments, seed=1)
     fit_blica(draw_nonstationary_data(truth, 60), n_components=2, **more)
 
 
-slow = pytest.mark.slow
-
-
 @pytest.mark.matrix
-@pytest.mark.parametrize(
-    ("shape", "more"),
-    [
-        pytest.param((200, 6), {"regularization": 20.0}, id="nothing chosen"),
-        pytest.param((300, 8), {}, marks=slow, id="ridge chosen"),
-        pytest.param(
-            (300, 8), {"regularization": 20.0, "bootstrap": 20}, marks=slow, id="bootstrap"
-        ),
-        pytest.param((150, 40), {}, marks=slow, id="segments"),
-    ],
-)
-def test_peak_memory_is_within_estimate(shape: tuple[int, int], more: dict[str, Any]) -> None:
-    estimate = BLICA(n_components=2, **more).estimate_memory(*shape, n_threads=1)
+def test_peak_memory_is_within_estimate() -> None:
+    more = {"regularization": 20.0}
+    estimate = BLICA(n_components=2, **more).estimate_memory(200, 6, n_threads=1)
     with start_tracing_process() as process:
         process.submit(_fit_short_segments, 6, 4, more).result()  # compile the kernels
-        _, peak = process.submit(measure_peak_memory, _fit_short_segments, *shape, more).result()
+        _, peak = process.submit(measure_peak_memory, _fit_short_segments, 200, 6, more).result()
     assert 0.5 * estimate < peak <= estimate
 
 
@@ -491,11 +290,6 @@ def test_too_many_undefined_pairs_raise_naming_features() -> None:
     with pytest.raises(FitError, match=message) as e:
         fit_blica(DenseData(data.X, mask, data.segments), n_components=2)
     assert e.value.message.features == (1, 2, 3, 4)
-
-
-def test_more_components_than_features_raise() -> None:
-    with pytest.raises(FitError, match=r"components is 6, but there are only 5 features\."):
-        fit_blica(draw_small_data(), n_components=6)
 
 
 def test_unidentifiable_fit_warns_with_number_of_unknowns() -> None:
@@ -654,38 +448,6 @@ def test_pairs_with_empty_cell_warn() -> None:
     assert not find_warnings(fit_blica(data, n_components=2, regularization=50.0), "empty cell")
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("n_segments", [4, 12])
-def test_stationary_data_warn_about_unidentified_mixing(n_segments: int) -> None:
-    truth = draw_nonstationary_truth(5, 5, n_segments, seed=2)
-    stationary = truth._replace(
-        source_means=np.zeros_like(truth.source_means),
-        source_variances=np.ones_like(truth.source_variances),
-    )
-    state = fit_blica(
-        draw_nonstationary_data(stationary, 2000), n_components=5, regularization=20.0
-    )
-    assert find_warnings(state, "any rotation of these sources fits as well")
-
-
-def test_proportional_variances_warn_with_their_columns() -> None:
-    truth = draw_nonstationary_truth(8, 3, 12, seed=1)
-    variances = truth.source_variances.copy()
-    lengths = np.linalg.norm(truth.mixing, axis=0)
-    variances[:, 1] = variances[:, 0] * (lengths[0] / lengths[1]) ** 2
-    state = fit_blica(
-        draw_nonstationary_data(truth._replace(source_variances=variances), 3000),
-        n_components=3,
-        regularization=100.0,
-    )
-    (warning,) = find_warnings(state, "any rotation of these sources fits as well")
-    pair = [int(word) - 1 for word in warning.text.split() if word.isdigit()][:2]
-    plane = np.linalg.qr(truth.mixing[:, :2])[0]
-    # The two columns span the plane of the two sources, in any rotation.
-    within = np.linalg.norm(plane.T @ state.params.mixing[:, pair], axis=0)
-    assert within.min() > 0.95
-
-
 def test_strong_regularization_warns() -> None:
     X = np.repeat(draw_small_data(600).X[:, :1], 5, axis=1)
     state = fit_blica(
@@ -714,12 +476,3 @@ def test_nested_features_are_named_and_have_no_intervals() -> None:
     assert named[implied] == (2, 3)
     is_missing = np.isnan(state.params.mixing_interval).all(axis=(0, 2))
     np.testing.assert_array_equal(np.flatnonzero(is_missing), [0, 1, 2, 3])
-
-
-def test_likelihoods_of_sources_name_nested_features() -> None:
-    data = draw_truth_and_data(*SHAPE)[1]
-    X = data.X.copy()
-    X[:, 1] = X[:, 0]
-    model = BinaryICALikelihood(n_components=2, max_iter=2)
-    state = fit_model(model, make_memory_rows(replace(data, X=X)), SERIAL)
-    assert any("that are equal wherever" in w.text and w.features == (0, 1) for w in state.warnings)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 from numpy.typing import NDArray
-from scipy import integrate, optimize
+from scipy import optimize
 from scipy.stats import multivariate_normal, norm
 
-from pipeline.data.blocks import pack_block
-from pipeline.data.features import Feature, split_levels, split_values
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
@@ -28,22 +25,16 @@ from pipeline.models.binary_ica.gaussian_likelihood import (
     solution_from_vector,
 )
 from pipeline.models.binary_ica.level_margins import fit_level_margins
-from pipeline.models.binary_ica.probit_ica import SegmentModel
 from pipeline.models.state import FitState
-from pipeline.models.structure import Structure
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.numerics.probit.interval_probability import log_interval_probability
-from pipeline.random import RowRandom
 from storage.examples import NonstationaryTruth, draw_nonstationary_truth
-from tests.support.strategies import DenseData, make_memory_rows
+from tests.support.strategies import make_memory_rows
+from tests.support.values import make_data, make_model
 
 Floats = NDArray[np.float64]
 Levels = NDArray[np.uint8]
 SHARES = (0.15, 0.35, 0.65, 0.85)
-
-
-def make_features(n_levels: Sequence[int]) -> tuple[Feature, ...]:
-    return tuple(Feature(f"q{i}", tuple(map(str, range(k)))) for i, k in enumerate(n_levels))
 
 
 def draw_outputs(
@@ -71,10 +62,10 @@ def fit_levels(
     observed: Levels | None = None,
     **settings: Any,
 ) -> FitState:
-    features = make_features(n_levels)
-    model = BLICA(**settings).with_structure(Structure(features=features))
-    data = DenseData(*split_values(levels, observed, features), segments)
-    return fit_model(model, make_memory_rows(data), SerialExecutor())
+    data = make_data(levels, n_levels, observed, segments=segments)
+    return fit_model(
+        make_model(BLICA, n_levels, **settings), make_memory_rows(data), SerialExecutor()
+    )
 
 
 def test_margins_are_fitted_by_maximum_likelihood() -> None:
@@ -165,50 +156,6 @@ def test_probabilities_of_many_features_do_not_underflow() -> None:
     assert (errors == 0).all()
 
 
-def test_the_composite_likelihood_sums_pairs_of_levels() -> None:
-    weights = np.array([[1.0, 0.2], [-0.5, 0.8], [0.3, 0.4]])
-    thresholds = np.array([-0.5, 0.8, 0.2, -1.0, 0.0, 1.5])
-    model = SegmentModel(
-        weights, thresholds, np.zeros(2), np.array([0.5, 2.0]), np.array([3, 2, 4])
-    )
-    levels = np.array([[1, 0, 3], [2, 1, 0]], np.uint8)
-    observed = np.array([[1, 1, 1], [1, 0, 1]], np.uint8)
-    edges = [[-12, -0.5, 0.8, 12], [-12, 0.2, 12], [-12, -1, 0, 1.5, 12]]
-    correlation = model.correlation()
-    expected = np.zeros(2)
-    for row, (i, j) in itertools.product(range(2), itertools.combinations(range(3), 2)):
-        if observed[row, i] and observed[row, j]:
-            lower, upper = np.array([edges[k][levels[row, k] :][:2] for k in (i, j)]).T
-            rho = correlation[i, j]
-            normal = multivariate_normal(np.zeros(2), [[1, rho], [rho, 1]])
-            expected[row] += np.log(normal.cdf(upper, lower_limit=lower))
-    assert_allclose(model.sum_log_pairs(levels, observed), expected, atol=1e-6)
-
-
-def test_codes_are_posterior_means() -> None:
-    truth = draw_nonstationary_truth(5, 1, 4, seed=2)
-    outputs, segments = draw_outputs(truth, 300, seed=3)
-    levels = cut(outputs)
-    params = fit_levels(levels, segments, [5] * 5, n_components=1, regularization=100.0).params
-    model = params.segment_model(2)
-    features = make_features([5] * 5)
-    block = pack_block(split_levels(levels[:20], features), None, 2)
-    codes = BLICA().transform(params, block, RowRandom(0))
-    offsets = model.offsets.reshape(5, 4)
-
-    def likelihood(z: float, row: Levels) -> float:
-        reached = norm.cdf((model.weights * (z - model.means)) + offsets)
-        reached = np.pad(reached, ((0, 0), (1, 1)), constant_values=((0, 0), (1, 0)))
-        own = reached[np.arange(5), row] - reached[np.arange(5), row + 1]
-        return float(own.prod() * norm.pdf(z, model.means[0], np.sqrt(model.variances[0])))
-
-    for row, mean in zip(levels[:20], codes["mean"][:, 0], strict=True):
-        z = model.means[0] + np.sqrt(model.variances[0]) * np.linspace(-8, 8, 2001)
-        density = np.array([likelihood(own, row) for own in z])
-        expected = integrate.simpson(density * z, x=z) / integrate.simpson(density, x=z)
-        assert mean == pytest.approx(expected, abs=0.02 * np.sqrt(model.variances[0]))
-
-
 def test_four_cuts_are_better_than_one() -> None:
     truth = draw_nonstationary_truth(6, 3, 12, seed=1)
     outputs, segments = draw_outputs(truth, 500, seed=1)
@@ -221,37 +168,6 @@ def test_four_cuts_are_better_than_one() -> None:
     assert losses[0] < 0.7 * losses[1]
 
 
-def test_missing_values_leave_the_mixing_right() -> None:
-    truth = draw_nonstationary_truth(6, 2, 10, seed=4)
-    outputs, segments = draw_outputs(truth, 600, seed=4)
-    observed = (np.random.default_rng(0).random(outputs.shape) < 0.8).astype(np.uint8)
-    noise = np.random.default_rng(1).integers(0, 5, outputs.shape, dtype=np.uint8)
-    settings = {"n_components": 2, "regularization": 100.0, "starts": 1}
-    mixings = []
-    for unknown in (0, noise):
-        levels = np.where(observed == 1, cut(outputs), unknown).astype(np.uint8)
-        mixings.append(fit_levels(levels, segments, [5] * 6, observed, **settings).params.mixing)
-    assert_array_equal(*mixings)
-    assert mean_cosine_similarity(mixings[0], truth.mixing) > 0.99
-
-
-def test_reversed_levels_flip_signs_only() -> None:
-    truth = draw_nonstationary_truth(5, 2, 6, seed=5)
-    outputs, segments = draw_outputs(truth, 300, seed=5)
-    levels, settings = cut(outputs), {"n_components": 2, "regularization": 50.0, "starts": 1}
-    params = fit_levels(levels, segments, [5] * 5, **settings).params
-    reversed_levels = levels.copy()
-    reversed_levels[:, 1] = 4 - levels[:, 1]
-    other = fit_levels(reversed_levels, segments, [5] * 5, **settings).params
-    signs = np.where(np.arange(5) == 1, -1.0, 1.0)[:, None]
-    assert mean_cosine_similarity(other.mixing * signs, params.mixing) > 1 - 1e-5
-    own = slice(4, 8)
-    assert_allclose(
-        other.level_thresholds[:, own], -params.level_thresholds[:, own][:, ::-1], atol=1e-6
-    )
-    assert_allclose(other.correlations[:, 1, 2:], -params.correlations[:, 1, 2:], atol=1e-6)
-
-
 def test_messages_name_features_and_not_planes() -> None:
     truth = draw_nonstationary_truth(4, 1, 4, seed=6)
     outputs, segments = draw_outputs(truth, 100, seed=6)
@@ -262,10 +178,3 @@ def test_messages_name_features_and_not_planes() -> None:
     levels[:, 3] = 2
     with pytest.raises(FitError, match=r"within no usable segment: 'q3'"):
         fit_levels(levels, segments, [5] * 4, n_components=1, regularization=20.0)
-
-
-def test_binary_features_only_are_fitted_as_without_structure() -> None:
-    model = BLICA(n_components=1)
-    features = make_features([2, 2])
-    assert model.with_structure(Structure(features=features)) is model
-    assert replace(model, starts=2).with_structure(Structure()).starts == 2

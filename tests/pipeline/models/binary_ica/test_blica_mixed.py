@@ -14,21 +14,20 @@ from numpy.typing import NDArray
 from scipy import integrate
 from scipy.stats import norm
 
-from pipeline.data.blocks import AnnotatedChunk, RowSource
+from pipeline.data.blocks import RowSource
 from pipeline.errors import FitError
-from pipeline.executors.base import Executor, SerialExecutor, ThreadsExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.binary_ica import BLICA
 from pipeline.models.binary_ica.blica import BLICAParams
 from pipeline.models.binary_ica.probit_ica import SegmentModel
 from pipeline.models.state import FitState
-from pipeline.models.structure import Structure
 from pipeline.numerics.metrics import mean_cosine_similarity
-from pipeline.params import get_named_arrays
 from pipeline.random import RowRandom
 from storage.examples import draw_nonstationary_truth
 from tests.pipeline.models.binary_ica.test_blica_levels import draw_outputs
-from tests.pipeline.models.test_clipped_pca_mixed import make_block, make_features
+from tests.support.strategies import make_memory_rows
+from tests.support.values import make_data, make_model
 
 Floats = NDArray[np.float64]
 COUNTS = [0, 3, 0, 2, 4, 0]  # numbers of levels, 0 of continuous features
@@ -38,22 +37,16 @@ N_SEGMENTS = 8
 ONE: dict[str, Any] = {"n_components": 1, "regularization": 100.0, "starts": 1}
 
 
-def make_rows(X: Floats, counts: Sequence[int] = COUNTS, n_segments: int = N_SEGMENTS) -> RowSource:
+def make_rows(X: Floats, counts: Sequence[int] = COUNTS) -> RowSource:
     """Make a chunk of each segment, which have equally many rows, one after the other."""
-    n_rows, chunks = len(X) // n_segments, []
-    for segment in range(n_segments):
-        block = make_block(X[segment * n_rows :][:n_rows], counts, segment * n_rows)
-        table = np.array([[segment, 0, n_rows]])
-        arrays = (block.words, block.observed_words, table, block.rows, {}, None)
-        chunks.append(AnnotatedChunk(*arrays, numbers=block.numbers))
-    return RowSource(chunks.__getitem__, [n_rows] * n_segments, len(chunks[0].words), n_segments)
+    segments = np.repeat(np.arange(N_SEGMENTS), len(X) // N_SEGMENTS)
+    data = make_data(X, counts, segments=segments)
+    return make_memory_rows(data, np.bincount(segments).tolist())
 
 
-def fit_rows(
-    X: Floats, counts: Sequence[int] = COUNTS, executor: Executor | None = None, **settings: Any
-) -> FitState:
-    model = BLICA(**{**ONE, **settings}).with_structure(Structure(features=make_features(counts)))
-    return fit_model(model, make_rows(X, counts), executor or SerialExecutor())
+def fit_rows(X: Floats, counts: Sequence[int] = COUNTS, **settings: Any) -> FitState:
+    model = make_model(BLICA, counts, **{**ONE, **settings})
+    return fit_model(model, make_rows(X, counts), SerialExecutor())
 
 
 def draw_rows(n_components: int, seed: int, n_rows: int = 400, missing: float = 0.0) -> Any:
@@ -135,7 +128,7 @@ def integrate_rows(model: SegmentModel, rows: Floats) -> tuple[Floats, Floats]:
 def test_codes_and_densities_are_those_of_integration_over_the_source() -> None:
     params = make_params()
     rows = draw_rows(1, 4, n_rows=10, missing=0.2)[0]
-    block = replace(make_block(rows, COUNTS), segment=2)
+    block = make_data(rows, COUNTS).pack(2)
     codes = BLICA().transform(params, block, RowRandom(0))
     nats = BLICA().log_likelihood(params, block, RowRandom(0)).nats
     model = params.segment_model(2)
@@ -147,13 +140,13 @@ def test_codes_and_densities_are_those_of_integration_over_the_source() -> None:
 def test_the_composite_likelihood_sums_the_densities_of_pairs() -> None:
     params, model = make_params(), BLICA()
     rows = draw_rows(1, 4, n_rows=2, missing=0.1)[0]
-    block = make_block(rows, COUNTS)
+    block = make_data(rows, COUNTS).pack()
     expected = np.zeros(len(rows))
     for i, j in itertools.combinations(range(6), 2):
         pair = np.full_like(rows, np.nan)
         pair[:, [i, j]] = rows[:, [i, j]]
         is_known = ~np.isnan(rows[:, [i, j]]).any(axis=1)
-        nats = model.log_likelihood(params, make_block(pair, COUNTS), RowRandom(0)).nats
+        nats = model.log_likelihood(params, make_data(pair, COUNTS).pack(), RowRandom(0)).nats
         expected += np.where(is_known, nats, 0)
     found = model.composite_log_likelihood(params, block, RowRandom(0))
     assert_allclose(found, expected, atol=2e-3)
@@ -197,32 +190,13 @@ def test_missing_values_leave_the_mixing_right() -> None:
     assert mean_cosine_similarity(params.mixing, mixing) > 0.98
 
 
-def test_threads_give_the_bytes_of_serial() -> None:
-    X, _ = draw_rows(2, 7, missing=0.1)
-    own, other = (
-        get_named_arrays(fit_rows(X, executor=executor, regularization=None).params)
-        for executor in (SerialExecutor(), ThreadsExecutor(3))
-    )
-    for name, (_, values) in own.items():
-        assert other[name][1].tobytes() == values.tobytes(), name
-
-
-def test_bootstrap_intervals_hold_the_mixing() -> None:
-    X, _ = draw_rows(1, 8)
-    params = fit_rows(X, bootstrap=20).params
-    low, high = params.mixing_interval
-    assert (low <= params.mixing).all()
-    assert (params.mixing <= high).all()
-    assert (high - low < 0.2).all()
-
-
 def test_features_that_cannot_be_fitted_are_refused_by_name() -> None:
     X, _ = draw_rows(1, 9)
     X[:, 2] = 7.0
     with pytest.raises(FitError, match="These features are constant: 'q2'"):
         fit_rows(X)
     with pytest.raises(FitError, match="All features are continuous"):
-        BLICA().with_structure(Structure(features=make_features([0, 0])))
+        make_model(BLICA, [0, 0])
     X, _ = draw_rows(1, 9)
     X[:, 2] = np.arange(len(X)) // (len(X) // N_SEGMENTS)
     with pytest.raises(FitError, match="within no usable segment: 'q2'"):

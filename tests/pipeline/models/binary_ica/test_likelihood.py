@@ -36,6 +36,7 @@ from pipeline.numerics.metrics import match_columns, mean_cosine_similarity
 from pipeline.numerics.probit.probit_scores import quadrature_scores
 from pipeline.statistics.sums import ScoreSums
 from storage.examples import draw_nonstationary_rows, draw_nonstationary_truth
+from tests.support.derivatives import differentiate
 
 SEGMENTS = 12
 
@@ -65,27 +66,6 @@ def replace_point(params, mixing, means, variances):
     """Return parameters with another mixing, means and variances, and without offsets."""
     point = ParameterPoint(mixing, np.zeros(len(mixing)), means, np.log(variances))
     return params.with_point(point)
-
-
-def draw_unequal_rows(seed, rows=1000, segments=40):
-    """Draw rows of six features whose rows of the mixing have log-normal lengths."""
-    rng = np.random.default_rng(seed)
-    mixing = rng.standard_normal((6, 2))
-    mixing *= np.exp(rng.standard_normal((6, 1))) / np.linalg.norm(mixing, axis=1, keepdims=True)
-    deviations = np.exp(0.5 * rng.standard_normal((segments, 1, 2)))
-    sources = deviations * rng.standard_normal((segments, rows, 2))
-    return (sources @ mixing.T + rng.standard_normal((segments, rows, 6)) > 0).reshape(-1, 6)
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("seed", [0, 1])
-def test_fit_never_ends_below_its_start(seed):
-    X = draw_unequal_rows(seed).astype(np.uint8)
-    rows, model = pack_rows_in_memory(X, 40), BinaryICALikelihood(2)
-    first = collect_first_statistics(model, rows, SerialExecutor(), 0)
-    start = initialize_fit(model, first, 0)
-    end = fit_model(model, rows, SerialExecutor(), 0)
-    assert compute_log_likelihood(end.params, X, 40) > compute_log_likelihood(start.params, X, 40)
 
 
 @pytest.mark.matrix
@@ -161,7 +141,7 @@ def test_score_sums_match_finite_differences_and_information(fitted_example):
         changed = point._replace(mixing=mixing, offsets=(flat + change)[point.mixing.size :])
         return sum_scores(state.params.with_point(changed), block, quadrature_scores).log_likelihood
 
-    slopes = [(total(step) - total(-step)) / (2 * eps) for step in eps * np.eye(len(flat))]
+    slopes = differentiate(total, np.zeros(len(flat)), eps)
     scale = np.abs(np.array(slopes)).max()
     np.testing.assert_allclose(sums.gradient, slopes, rtol=0, atol=1e-3 * scale)
 
@@ -322,37 +302,6 @@ def test_fit_stopped_below_its_start_returns_start():
     assert state.history == (sums.log_likelihood / sums.n_rows,)
 
 
-def test_prior_of_variances_ignores_common_scale(fitted_example):
-    _, _, X, state = fitted_example
-    point = state.params.point
-    one = ParameterPoint(*point[:2], point.means[:1], point.log_variances[:1])
-    sums = sum_scores(state.params, replace(pack_block(X[:400]), segment=0), quadrature_scores)
-    priors = make_initial_priors(one)
-    known = find_maximum(sums, one, priors, make_empty_path(one).add_point(one, sums))
-    far, farther = (point._replace(log_variances=point.log_variances - by) for by in (20.0, 40.0))
-    before, after = (update_priors(at, known, priors).log_variances for at in (far, farther))
-    assert after == pytest.approx(before, rel=1e-12)
-
-
-def test_points_convert_to_vectors_and_back(fitted_example):
-    point = fitted_example[3].params.point
-    for part, restored in zip(point, point.from_vector(point.to_vector()), strict=True):
-        np.testing.assert_array_equal(part, restored)
-
-
-def test_step_without_data_reaches_maximum_of_prior(fitted_example):
-    _, _, X, state = fitted_example
-    point = state.params.point
-    one = ParameterPoint(*point[:2], point.means[:1] + 1, point.log_variances[:1] + 1)
-    sums = sum_scores(state.params, replace(pack_block(X[:400]), segment=0), quadrature_scores)
-    nothing = type(sums).from_arrays({n: 0 * a for n, a in sums.to_arrays().items()})
-    priors = make_initial_priors(one)
-    step = find_maximum(nothing, one, priors, make_empty_path(one).add_point(one, nothing)).step
-    changed = ParameterPoint(*(a + b for a, b in zip(one, step, strict=True)))
-    assert log_prior(changed, priors) > log_prior(one, priors)
-    np.testing.assert_allclose([*changed.means, *changed.log_variances], 0, atol=1e-8)
-
-
 @pytest.mark.matrix
 def test_expectation_propagation_fits_more_components():
     truth, rows, _ = draw_example(10, 4, 600, segments=20)
@@ -385,30 +334,14 @@ def test_exact_likelihood_of_many_features_raises():
         fit_model(BinaryICALikelihood(3, likelihood="exact"), rows, SerialExecutor(), 0)
 
 
-def test_one_segment_raises():
-    _, rows, _ = draw_example(rows=100, segments=1)
-    with pytest.raises(FitError, match="at least 3 segments, but there are 1"):
-        fit_model(BinaryICALikelihood(2), rows, SerialExecutor(), 0)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [({"starts": 0}, "starts"), ({"max_iter": 0}, "max_iter"), ({"tol": 0.0}, "tol")],
-)
-def test_invalid_settings_raise(settings, message):
-    with pytest.raises(FitError, match=f"^{message} must be "):
-        BinaryICALikelihood(2, **settings)
-
-
-def test_summary_diagnostics_are_floats(fitted_example):
-    diagnostics = fitted_example[3].diagnostics
-    assert all(
-        isinstance(diagnostics[name], float) for name in BinaryICALikelihood.summary_diagnostics
-    )
-
-
-def test_finished_fit_counts_as_converged(fitted_example):
-    state = fitted_example[3]
-    convergence = BinaryICALikelihood(2).get_convergence_criterion(state)
-    assert convergence.has_converged(state.history)
-    assert len(state.history) < convergence.max_iter
+def test_step_without_data_reaches_maximum_of_prior(fitted_example):
+    _, _, X, state = fitted_example
+    point = state.params.point
+    one = ParameterPoint(*point[:2], point.means[:1] + 1, point.log_variances[:1] + 1)
+    sums = sum_scores(state.params, replace(pack_block(X[:400]), segment=0), quadrature_scores)
+    nothing = type(sums).from_arrays({n: 0 * a for n, a in sums.to_arrays().items()})
+    priors = make_initial_priors(one)
+    step = find_maximum(nothing, one, priors, make_empty_path(one).add_point(one, nothing)).step
+    changed = ParameterPoint(*(a + b for a, b in zip(one, step, strict=True)))
+    assert log_prior(changed, priors) > log_prior(one, priors)
+    np.testing.assert_allclose([*changed.means, *changed.log_variances], 0, atol=1e-8)

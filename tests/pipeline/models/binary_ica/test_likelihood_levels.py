@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 from scipy.stats import norm
 
-from pipeline.data.blocks import BinaryBlock, pack_block
-from pipeline.data.features import Feature, split_levels, split_values
+from pipeline.data.blocks import BinaryBlock, RowSource
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import collect_first_statistics, fit_model, initialize_fit
@@ -23,7 +22,6 @@ from pipeline.models.binary_ica.level_gaps import join_level_offsets, split_leve
 from pipeline.models.binary_ica.likelihood import sum_scores
 from pipeline.models.binary_ica.scoring_steps import BinaryICALikelihoodParams
 from pipeline.models.state import FitState
-from pipeline.models.structure import Structure
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.numerics.probit.probit_scores import quadrature_scores
 from pipeline.random import RowRandom
@@ -34,11 +32,13 @@ from tests.pipeline.models.binary_ica.test_blica_levels import (
     Levels,
     cut,
     draw_outputs,
-    make_features,
 )
-from tests.support.strategies import DenseData, make_memory_rows
+from tests.support.derivatives import differentiate
+from tests.support.strategies import make_memory_rows
+from tests.support.values import make_data, make_model
 
 N_LEVELS = np.array([4, 2, 3])
+COUNTS = [5] * 6
 
 
 def make_params() -> BinaryICALikelihoodParams:
@@ -60,8 +60,7 @@ def make_params() -> BinaryICALikelihoodParams:
 
 
 def make_block(levels: Levels, observed: Levels | None = None, segment: int = 1) -> BinaryBlock:
-    features = make_features(N_LEVELS.tolist())
-    return pack_block(*split_values(levels, observed, features), segment)
+    return make_data(levels, N_LEVELS.tolist(), observed).pack(segment)
 
 
 def test_offsets_are_means_and_gaps_and_back() -> None:
@@ -74,17 +73,16 @@ def test_offsets_are_means_and_gaps_and_back() -> None:
 
 
 def test_sums_of_scores_are_derivatives() -> None:
-    params, rng, eps = make_params(), np.random.default_rng(1), 1e-4
+    params, rng = make_params(), np.random.default_rng(1)
     levels = rng.integers(0, N_LEVELS, (12, 3)).astype(np.uint8)
     observed = (rng.random(levels.shape) < 0.8).astype(np.uint8)
     block = make_block(levels * observed, observed)
-    flat = params.point.to_vector()
 
-    def total(change: Floats) -> float:
-        moved = params.with_point(params.point.from_vector(flat + change))
+    def total(vector: Floats) -> float:
+        moved = params.with_point(params.point.from_vector(vector))
         return sum_scores(moved, block, quadrature_scores).log_likelihood
 
-    slopes = np.array([(total(d) - total(-d)) / (2 * eps) for d in eps * np.eye(len(flat))])
+    slopes = differentiate(total, params.point.to_vector(), 1e-4)
     sums = sum_scores(params, block, quadrature_scores)
     n_shared = len(sums.gradient)
     assert n_shared == 3 * 2 + 3 + 3
@@ -113,30 +111,29 @@ class Example(NamedTuple):
     state: FitState
 
 
-def make_model(features: tuple[Feature, ...], **settings: Any) -> BinaryICALikelihood:
+def make_likelihood(**settings: Any) -> Any:
     settings = {"n_components": 2, "likelihood": "ep", "starts": 1, **settings}
-    return BinaryICALikelihood(**settings).with_structure(Structure(features=features))
+    return make_model(BinaryICALikelihood, COUNTS, **settings)
 
 
-def make_rows(levels: Levels, segments: NDArray[np.int64], features: tuple[Feature, ...]) -> Any:
-    return make_memory_rows(DenseData(*split_values(levels, None, features), segments))
+def make_rows(levels: Levels, segments: NDArray[np.int64]) -> RowSource:
+    return make_memory_rows(make_data(levels, COUNTS, segments=segments))
 
 
 @cache
 def fit_example() -> Example:
     truth = draw_nonstationary_truth(6, 2, 10, seed=1)
     outputs, segments = draw_outputs(truth, 200, seed=1)
-    levels, features = cut(outputs), make_features([5] * 6)
+    levels = cut(outputs)
     cuts = norm.ppf(SHARES) * outputs.std(axis=0)[:, None]
-    state = fit_model(make_model(features), make_rows(levels, segments, features), SerialExecutor())
+    state = fit_model(make_likelihood(), make_rows(levels, segments), SerialExecutor())
     return Example(truth, -cuts.ravel(), levels, segments, state)
 
 
 def test_fits_are_closer_to_the_truth_than_blica_and_more_likely() -> None:
     truth, level_offsets, levels, segments, state = fit_example()
-    features = make_features([5] * 6)
-    rows = make_rows(levels, segments, features)
-    blica = BLICA(2, 20.0, starts=1).with_structure(Structure(features=features))
+    rows = make_rows(levels, segments)
+    blica = make_model(BLICA, COUNTS, n_components=2, regularization=20.0, starts=1)
     start = fit_model(blica, rows, SerialExecutor()).params.mixing
     losses = [
         1 - mean_cosine_similarity(mixing, truth.mixing) for mixing in (state.params.mixing, start)
@@ -151,11 +148,9 @@ def test_fits_are_closer_to_the_truth_than_blica_and_more_likely() -> None:
         source_variances=truth.source_variances,
         level_offsets=level_offsets,
     )
-    model, totals = make_model(features), []
+    model, totals = make_likelihood(), []
     for params in (state.params, true_params):
-        blocks = [
-            pack_block(split_levels(levels[segments == u], features), None, u) for u in range(10)
-        ]
+        blocks = [make_data(levels[segments == u], COUNTS).pack(u) for u in range(10)]
         nats = [model.summarize(params, {}, b, RowRandom(0)).log_likelihood for b in blocks]
         totals.append(sum(nats))
     assert totals[0] > totals[1]
@@ -173,27 +168,22 @@ def test_true_offsets_are_within_standard_errors() -> None:
 
 
 def test_messages_name_features_and_not_planes() -> None:
-    example, features = fit_example(), make_features([5] * 6)
+    example = fit_example()
     levels = example.levels.copy()
     levels[levels[:, 4] == 2, 4] = 1
-    model = make_model(features, max_iter=1)
-    rows = make_rows(levels, example.segments, features)
+    model = make_likelihood(max_iter=1)
+    rows = make_rows(levels, example.segments)
     state = fit_model(model, rows, SerialExecutor())
     assert [w.features for w in state.warnings if "no row has some levels" in w.text] == [("q4",)]
     levels[:, 4] = 2
     with pytest.raises(FitError, match=r"within no usable segment: 'q4'"):
-        fit_model(model, make_rows(levels, example.segments, features), SerialExecutor())
+        fit_model(model, make_rows(levels, example.segments), SerialExecutor())
 
 
 def test_three_components_have_no_exact_likelihood_of_levels() -> None:
-    example, features = fit_example(), make_features([5] * 6)
-    model = make_model(features, n_components=3, likelihood="exact")
-    rows = make_rows(example.levels, example.segments, features)
+    example = fit_example()
+    model = make_likelihood(n_components=3, likelihood="exact")
+    rows = make_rows(example.levels, example.segments)
     first = collect_first_statistics(model, rows, SerialExecutor(), 0)
     with pytest.raises(FitError, match="at most 2 components if some features are not binary"):
         initialize_fit(model, first, 0)
-
-
-def test_binary_features_only_are_fitted_as_without_structure() -> None:
-    model = BinaryICALikelihood(n_components=1)
-    assert model.with_structure(Structure(features=make_features([2, 2]))) is model

@@ -7,26 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 
 from pipeline.errors import FitError
-from pipeline.executors.base import Executor, SerialExecutor, ThreadsExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import (
-    collect_first_statistics,
-    collect_pass_statistics,
     fit_model,
-    initialize_fit,
 )
 from pipeline.models.binary_ica import BinaryICALikelihood
-from pipeline.models.binary_ica.likelihood import StageSums
 from pipeline.models.binary_ica.scoring_steps import BinaryICALikelihoodParams
 from pipeline.models.state import FitState
-from pipeline.models.structure import Structure
 from pipeline.numerics.metrics import mean_cosine_similarity
-from pipeline.params import get_named_arrays
 from pipeline.random import RowRandom
-from pipeline.statistics.measurements import MixedStatistics
-from pipeline.statistics.sums import ScoreSums
 from storage.examples import draw_nonstationary_truth
 from tests.pipeline.models.binary_ica.test_blica_levels import draw_outputs
 from tests.pipeline.models.binary_ica.test_blica_mixed import (
@@ -41,16 +33,17 @@ from tests.pipeline.models.binary_ica.test_blica_mixed import (
     integrate_rows,
     make_rows,
 )
-from tests.pipeline.models.test_clipped_pca_mixed import make_block, make_features
+from tests.support.derivatives import differentiate
+from tests.support.values import make_data, make_model
 
 
-def make_model(**settings: Any) -> Any:
+def make_likelihood(**settings: Any) -> Any:
     settings = {"n_components": 2, "likelihood": "ep", "starts": 1, **settings}
-    return BinaryICALikelihood(**settings).with_structure(Structure(features=make_features(COUNTS)))
+    return make_model(BinaryICALikelihood, COUNTS, **settings)
 
 
-def fit_likelihood(X: Floats, executor: Executor | None = None, **settings: Any) -> FitState:
-    return fit_model(make_model(**settings), make_rows(X), executor or SerialExecutor())
+def fit_likelihood(X: Floats, **settings: Any) -> FitState:
+    return fit_model(make_likelihood(**settings), make_rows(X), SerialExecutor())
 
 
 def make_params(n_components: int) -> BinaryICALikelihoodParams:
@@ -76,16 +69,15 @@ def make_params(n_components: int) -> BinaryICALikelihoodParams:
 
 @pytest.mark.parametrize(("likelihood", "error"), [("exact", 1e-4), ("ep", 2e-3)])
 def test_sums_of_scores_are_derivatives(likelihood: str, error: float) -> None:
-    model, params, eps = make_model(likelihood=likelihood), make_params(2), 1e-4
+    model, params = make_likelihood(likelihood=likelihood), make_params(2)
     rows = draw_rows(2, 4, n_rows=2, missing=0.2)[0]
-    block = replace(make_block(rows, COUNTS), segment=1)
-    flat = params.point.to_vector()
+    block = make_data(rows, COUNTS).pack(1)
 
-    def total(change: Floats) -> float:
-        moved = params.with_point(params.point.from_vector(flat + change))
+    def total(vector: Floats) -> float:
+        moved = params.with_point(params.point.from_vector(vector))
         return float(model.summarize(moved, {}, block, RowRandom(0)).objective)
 
-    slopes = np.array([(total(d) - total(-d)) / (2 * eps) for d in eps * np.eye(len(flat))])
+    slopes = differentiate(total, params.point.to_vector(), 1e-4)
     sums = model.summarize(params, {}, block, RowRandom(0)).part
     n_shared = params.point.n_shared
     assert n_shared == 6 * 2 + 6 + 3 + 3
@@ -95,9 +87,9 @@ def test_sums_of_scores_are_derivatives(likelihood: str, error: float) -> None:
 
 
 def test_log_likelihoods_are_log_densities() -> None:
-    params, model = make_params(1), make_model(n_components=1, likelihood="exact")
+    params, model = make_params(1), make_likelihood(n_components=1, likelihood="exact")
     rows = draw_rows(1, 4, n_rows=3, missing=0.2)[0]
-    block = replace(make_block(rows, COUNTS), segment=1)
+    block = make_data(rows, COUNTS).pack(1)
     expected, _ = integrate_rows(params.segment_model(1), rows)
     sums = model.summarize(params, {}, block, RowRandom(0))
     assert sums.objective == pytest.approx(expected.sum(), abs=1e-3)
@@ -128,7 +120,7 @@ def test_the_fit_is_more_likely_than_the_truth() -> None:
     cuts = {1: [-0.5, 0.7], 3: [0.2], 4: [-1.0, 0.0, 1.0]}
     for i, thresholds in cuts.items():
         X[:, i] = np.searchsorted(thresholds, outputs[:, i])
-    state, model = fit_likelihood(X), make_model()
+    state, model = fit_likelihood(X), make_likelihood()
     offsets = np.zeros(6)
     offsets[list(cuts)] = [-np.mean(thresholds) for thresholds in cuts.values()]
     true_params = replace(
@@ -143,10 +135,7 @@ def test_the_fit_is_more_likely_than_the_truth() -> None:
     )
     totals = []
     for params in (state.params, true_params):
-        blocks = [
-            replace(make_block(rows, COUNTS), segment=u)
-            for u, rows in enumerate(np.split(X, N_SEGMENTS))
-        ]
+        blocks = [make_data(rows, COUNTS).pack(u) for u, rows in enumerate(np.split(X, N_SEGMENTS))]
         sums = [model.summarize(params, {}, block, RowRandom(0)).objective for block in blocks]
         totals.append(sum(sums))
     assert totals[0] > totals[1]
@@ -165,31 +154,6 @@ def test_units_do_not_matter() -> None:
     signs[CONTINUOUS, 0] = np.sign(factors)
     assert mean_cosine_similarity(changed.mixing * signs, params.mixing) > 1 - 1e-4
     assert_allclose(changed.number_scales, params.number_scales * np.abs(factors), rtol=1e-2)
-
-
-def test_threads_give_the_bytes_of_serial() -> None:
-    X, _ = draw_rows(1, 7, n_rows=100, missing=0.1)
-    own, other = (
-        get_named_arrays(fit_likelihood(X, executor, n_components=1).params)
-        for executor in (SerialExecutor(), ThreadsExecutor(3))
-    )
-    for name, (_, values) in own.items():
-        assert other[name][1].tobytes() == values.tobytes(), name
-
-
-def test_sums_of_both_stages_are_stored() -> None:
-    X, _ = draw_rows(1, 8, n_rows=50)
-    model, rows, executor = make_model(n_components=1), make_rows(X), SerialExecutor()
-    state = initialize_fit(model, collect_first_statistics(model, rows, executor, 0), 0)
-    for kind in (MixedStatistics, ScoreSums):
-        sums = collect_pass_statistics(model, state, rows, executor, 0)
-        assert isinstance(sums, StageSums)
-        restored = StageSums.from_arrays(sums.to_arrays())
-        assert isinstance(restored.part, kind)
-        assert (restored.n_rows, restored.weight) == (len(X), len(X))
-        for name, values in sums.to_arrays().items():
-            assert_array_equal(restored.to_arrays()[name], values)
-        state = model.update(state, sums, executor.map, np.random.default_rng(0))
 
 
 def test_features_that_cannot_be_fitted_are_refused_by_name() -> None:

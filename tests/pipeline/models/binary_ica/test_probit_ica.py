@@ -109,29 +109,6 @@ def test_codes_are_posterior_moments(place: int, segment: int, masked: bool) -> 
     assert codes["converged"].all()
 
 
-def test_codes_match_simulated_sources() -> None:
-    """Compare with drawn sources, grouped by the rows that they gave."""
-    rng, place = np.random.default_rng(0), 1
-    codes = MEANS[place] + np.sqrt(VARIANCES[place]) * rng.standard_normal((400_000, 2))
-    X = (compute_outputs(place, codes) + rng.standard_normal((len(codes), 5)) > 0).astype(np.uint8)
-    result = MODEL.transform(PARAMS, pack_block(PATTERNS, None, 2), RNG)
-    pattern = X @ (1 << np.arange(4, -1, -1))
-    for k in range(32):
-        same = codes[pattern == k]
-        spread = 5 * same.std(axis=0) / np.sqrt(len(same))
-        assert (np.abs(result["mean"][k] - same.mean(axis=0)) < spread + 0.02).all()
-        np.testing.assert_allclose(
-            result["variance"][k], same.var(axis=0), rtol=0.1 + 7 / len(same) ** 0.5
-        )
-
-
-@all_segments
-def test_likelihoods_of_all_rows_sum_to_one(place: int, segment: int) -> None:
-    block = pack_block(PATTERNS, None, segment)
-    log_likelihood = MODEL.log_likelihood(PARAMS, block, RNG).nats
-    assert np.exp(log_likelihood).sum() == pytest.approx(1, abs=2e-4)
-
-
 @all_segments
 @pytest.mark.parametrize("masked", [False, True])
 def test_likelihoods_match_integrals_over_sources(place: int, segment: int, masked: bool) -> None:
@@ -143,15 +120,6 @@ def test_likelihoods_match_integrals_over_sources(place: int, segment: int, mask
     block = pack_block(PATTERNS, mask if masked else None, segment)
     result = MODEL.log_likelihood(PARAMS, block, RNG).nats
     np.testing.assert_allclose(result, logsumexp(log_joint, axis=1), atol=1e-3)
-
-
-def test_missing_values_are_marginalized() -> None:
-    mask = np.ones_like(PATTERNS)
-    mask[:, [1, 3]] = 0
-    result = MODEL.log_likelihood(PARAMS, pack_block(PATTERNS, mask, 5), RNG).nats
-    whole = np.exp(MODEL.log_likelihood(PARAMS, pack_block(PATTERNS, None, 5), RNG).nats)
-    same = (PATTERNS[:, None, [0, 2, 4]] == PATTERNS[:, [0, 2, 4]]).all(axis=2)
-    np.testing.assert_allclose(np.exp(result), same @ whole, rtol=5e-4)
 
 
 @all_segments
@@ -168,23 +136,6 @@ def test_composite_likelihoods_are_sums_over_pairs(place: int, segment: int, mas
     block = pack_block(PATTERNS, mask if masked else None, segment)
     result = MODEL.composite_log_likelihood(PARAMS, block, RNG)
     np.testing.assert_allclose(result, expected, atol=1e-5)
-
-
-def test_samples_follow_distribution_of_their_segment() -> None:
-    segments = np.tile([5, 0, 2], 100_000)
-    X = MODEL.sample(PARAMS, len(segments), np.random.default_rng(0), segments)
-    for place, segment in enumerate((0, 2, 5)):
-        rows = X[segments == segment].astype(np.float64)
-        np.testing.assert_allclose(rows.mean(axis=0), norm.sf(THRESHOLDS[place]), atol=0.008)
-        for i, j in zip(*np.triu_indices(5, 1), strict=True):
-            share = (rows[:, i] * rows[:, j]).mean()
-            assert share == pytest.approx(compute_pair_table(place, i, j)[1, 1], abs=0.008)
-
-
-def test_samples_use_segment_frequencies_of_data() -> None:
-    X = MODEL.sample(PARAMS, 200_000, np.random.default_rng(0))
-    expected = ROWS / 1000 @ norm.sf(THRESHOLDS)
-    np.testing.assert_allclose(X.mean(axis=0), expected, atol=0.006)
 
 
 def test_reconstruction_matches_probit_of_segment() -> None:
@@ -242,13 +193,3 @@ def test_excluded_segments_do_not_enter_the_mean() -> None:
     thresholds = shares @ THRESHOLDS
     X = MODEL.sample(params, 100_000, np.random.default_rng(0), np.full(100_000, 1))
     np.testing.assert_allclose(X.mean(axis=0), norm.sf(thresholds), atol=0.008)
-
-
-def test_both_likelihoods_support_more_than_twenty_features() -> None:
-    rng = np.random.default_rng(0)
-    params = make_params(rng.standard_normal((21, 2)), rng.standard_normal((3, 21)))
-    block = pack_block(rng.integers(0, 2, (9, 21), dtype=np.uint8))
-    result = MODEL.log_likelihood(params, block, RNG)
-    assert (result.nats < 0).all()
-    assert np.isfinite(result.integration_error).all()
-    assert np.isfinite(MODEL.composite_log_likelihood(params, block, RNG)).all()

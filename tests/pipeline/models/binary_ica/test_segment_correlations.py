@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,7 +24,6 @@ from tests.pipeline.models.binary_ica import (
     count_pairs,
     draw_rows,
     draw_solution,
-    make_exact_segments,
 )
 from tests.support.strategies import Bits, DenseData, count_dense_pairs
 
@@ -159,16 +157,6 @@ def test_thresholds_of_constant_features_use_half_a_count() -> None:
 # --- weights -------------------------------------------------------------------------------------
 
 
-def test_weights_are_numbers_of_rows() -> None:
-    data = draw_data()
-    kept = data.take_rows(
-        np.flatnonzero((data.labels != 2) | (np.arange(len(data.X)) % N_ROWS < 100))
-    )
-    segments = estimate(kept)
-    np.testing.assert_array_equal(segments.pair_rows, [200, 200, 100, 200])
-    np.testing.assert_allclose(segments.moments(10.0).weights, np.array([2, 2, 1, 2]) / 7)
-
-
 def test_weights_are_mean_complete_rows_of_varying_pairs() -> None:
     data = draw_data()
     rng = np.random.default_rng(3)
@@ -233,26 +221,6 @@ def test_gaps_are_filled_with_mean_of_other_segments() -> None:
     np.testing.assert_allclose(segments.extremes[1], values[[0, -1]], atol=1e-12)
 
 
-def test_excluded_segments_do_not_fill_gaps() -> None:
-    data = draw_modified_data(never_observe_together((0, 1)))
-    cut = data.take_rows(
-        np.flatnonzero((data.labels != 2) | (np.arange(len(data.X)) % N_ROWS < 19))
-    )
-    segments = estimate(cut)
-    assert segments.status[2] == SegmentStatus.TOO_SMALL
-    others = segments.correlation[[0, 3], 0, 1].mean()
-    assert segments.correlation[1, 0, 1] == pytest.approx(others, rel=1e-12)
-
-
-def test_pairs_undefined_in_all_segments_start_at_zero() -> None:
-    data = draw_data()
-    mask = np.ones_like(data.X)
-    never_observe_together((0, 1))(data.X, mask)
-    segments = estimate(DenseData(data.X, mask, data.segments))
-    assert segments.find_undefined_pairs()[:, 0, 1].all()
-    np.testing.assert_array_equal(segments.correlation[:, 0, 1], 0.0)
-
-
 def test_pair_without_variation_in_complete_rows_is_undefined() -> None:
     def modify(X: Bits, mask: Bits) -> None:
         mask[::2, 0] = 0
@@ -262,13 +230,6 @@ def test_pair_without_variation_in_complete_rows_is_undefined() -> None:
     assert segments.pair_status[1, 0, 1] == PairStatus.CONSTANT_FEATURE
     assert segments.varies[1].all()
     assert segments.find_undefined_pairs()[1, 0, 1]
-
-
-def test_constant_features_are_uncorrelated_and_not_gaps() -> None:
-    segments = estimate(draw_modified_data(make_all_but_two_constant))
-    assert not segments.find_undefined_pairs().any()
-    np.testing.assert_array_equal(segments.correlation[1, 2:, 2:], np.eye(3))
-    np.testing.assert_array_equal(segments.correlation[1, :2, 2:], 0.0)
 
 
 def test_threads_and_tasks_give_identical_results(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,27 +268,6 @@ def test_ridge_limits_condition_number(n: int, seed: int, regularization: float)
     else:
         assert least <= 0 or largest / least > regularization
         assert condition_number(correlation, delta) == pytest.approx(regularization, rel=1e-6)
-
-
-def test_well_conditioned_matrices_get_no_ridge() -> None:
-    segments = make_exact_segments(TRUTH)
-    conditions = segments.extremes[:, 1] / segments.extremes[:, 0]
-    regularization = float(np.sort(conditions)[1:3].mean())
-    moments = segments.moments(regularization)
-    np.testing.assert_array_equal(moments.ridge > 0, conditions > regularization)
-    for correlation, delta in zip(moments.correlation, moments.ridge, strict=True):
-        expected = min(condition_number(correlation, 0.0), regularization)
-        assert condition_number(correlation, delta) == pytest.approx(expected)
-
-
-def test_with_correlation_recomputes_eigenvalues() -> None:
-    segments = make_exact_segments(TRUTH)
-    changed = segments.correlation.copy()
-    changed[1] = np.eye(N_FEATURES)
-    filled = segments.with_correlation(changed, map)
-    np.testing.assert_allclose(filled.extremes[1], 1.0)
-    np.testing.assert_allclose(np.delete(filled.extremes - segments.extremes, 1, 0), 0, atol=1e-12)
-    assert replace(filled, correlation=None, extremes=None).rows is segments.rows
 
 
 @pytest.mark.parametrize("missing", [0.0, 0.1])

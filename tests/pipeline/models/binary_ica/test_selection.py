@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, reduce
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import multivariate_normal, norm
+from scipy.stats import multivariate_normal
 
 from pipeline.executors.base import ThreadsExecutor
 from pipeline.models.binary_ica import gaussian_likelihood, selection
@@ -44,7 +44,7 @@ from tests.pipeline.models.binary_ica import (
     draw_rows,
     draw_solution,
 )
-from tests.support.strategies import DenseData, make_memory_blocks
+from tests.support.strategies import DenseData
 
 TRUTH = draw_solution(6, 2, 8)
 
@@ -90,16 +90,6 @@ def test_folds_partition_the_rows(n_groups: int) -> None:
         assert np.abs(fold.train.rows - 150.5).max() <= n_groups
 
 
-def test_each_half_is_scored_on_the_other_half() -> None:
-    for fold, other in (draw_folds(300), draw_folds(300)[::-1]):
-        for segment, table in enumerate(other.test):
-            assert (table.n == fold.train.rows[segment]).all()
-            share = np.empty(TRUTH.mixing.shape[0])
-            share[fold.pairs[0]], share[fold.pairs[1]] = table.ones_i, table.ones_j
-            share /= fold.train.rows[segment]
-            np.testing.assert_allclose(fold.train.thresholds[segment], norm.isf(share))
-
-
 def test_all_folds_score_the_same_sample_of_pairs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -116,35 +106,12 @@ def test_all_folds_score_the_same_sample_of_pairs(
                 np.testing.assert_array_equal(part, square[i, j])
 
 
-def test_splits_share_half_of_each_half() -> None:
-    """Splits with nearly the same halves would be redundant."""
-    first, second = np.array(selection._choose_halves(8))
-    assert (first.sum(), second.sum(), (first & second).sum()) == (4, 4, 2)
-
-
 def test_halves_need_half_of_min_rows() -> None:
     data = draw_rows(TRUTH, 80, np.random.default_rng(0))
     data = data.take_rows((data.labels < 4) | (np.arange(len(data.X)) % 80 < 40))
     for min_rows, used in ((40, [True] * 8), (60, [True] * 4 + [False] * 4)):
         for fold in split_into_folds(count_pairs(data, 2), 2, min_rows, map):
             assert fold.train.is_used.tolist() == used
-
-
-@pytest.mark.parametrize("n_rows", [40, 41])
-def test_segments_at_min_rows_are_used_in_both_folds(n_rows: int) -> None:
-    counts = count_pairs(draw_rows(TRUTH, n_rows, np.random.default_rng(0)), 2)
-    for fold in split_into_folds(counts, 2, n_rows, map):
-        assert fold.train.is_used.all()
-
-
-def test_rows_in_small_blocks_are_split_evenly() -> None:
-    """The rows of all segments are shuffled, in chunks with about one row per segment."""
-    data = draw_rows(TRUTH, 100, np.random.default_rng(0))
-    mixed = data.take_rows(np.random.default_rng(1).permutation(len(data.X)))
-    parts = [PairCounts.from_groups(block, 2) for block in make_memory_blocks(mixed, [8] * 100)]
-    counts = reduce(lambda a, b: a.merge(b), parts)
-    for fold in split_into_folds(counts, 2, 20, map):
-        assert fold.train.rows.min() > 35
 
 
 # --- held-out scores -----------------------------------------------------------------------------
@@ -202,24 +169,6 @@ def test_score_is_pairwise_log_likelihood_of_other_half(
     assert candidate.score == pytest.approx(sum(expected) / (15 * 200 * 8))
 
 
-def test_true_correlations_score_higher_than_wrong_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    truth = compute_correlations(TRUTH)
-    best = score_correlations(truth, 2000, monkeypatch)
-    wrong = {
-        "of another segment": np.roll(truth, 1, axis=0),
-        "mean": np.tile(truth.mean(axis=0), (8, 1, 1)),
-        "none": np.tile(np.eye(6), (8, 1, 1)),
-        "shrunk": 0.7 * truth,
-        "of another sign": -truth,
-        "stretched": np.clip(1.2 * truth, -0.99, 0.99),
-    }
-    for name, correlations in wrong.items():
-        worse = score_correlations(correlations, 2000, monkeypatch)
-        assert best.score > worse.score, name
-        lost = best.nats - worse.nats
-        assert lost.sum() > 3 * np.sqrt(lost.size) * lost.std(), name
-
-
 # --- the search ----------------------------------------------------------------------------------
 
 
@@ -260,26 +209,6 @@ def test_search_finds_peak_of_unimodal_score(peak: int, monkeypatch: pytest.Monk
     assert max(visited) <= max(peak, RIDGE_GRID.index(10.0)) + 1
 
 
-def test_next_number_of_components_starts_at_best_ridge(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    peak = RIDGE_GRID.index(1000.0)
-    calls = replace_scores(lambda k, r: k - float(abs(RIDGE_GRID.index(r) - peak)), monkeypatch)
-    run_trials([1, 2])
-    assert [r for k, r, _ in calls if k == 2] == [1000.0, 1e4, 500.0]
-
-
-@pytest.mark.matrix
-def test_search_stops_after_two_numbers_without_improvement(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    scores = {1: 0.0, 2: 1.0, 3: 0.5, 4: 2.0, 5: 1.5, 6: 2.0, 7: 9.0}
-    replace_scores(lambda k, r: scores[k], monkeypatch)
-    result = run_trials(range(1, 7), [10.0])
-    assert [trial.best.n_components for trial in result] == [1, 2, 3, 4, 5, 6]
-    assert choose_components(result).best.n_components == 4
-
-
 @pytest.mark.matrix
 def test_gain_below_standard_error_does_not_extend_search() -> None:
     """Scores keep rising slightly beyond the true number of components."""
@@ -306,18 +235,6 @@ def test_folds_start_from_full_fit_then_from_previous_ridge(
     assert second == [TRUTH, TRUTH]
 
 
-def test_no_weaker_ridge_is_tried_once_none_is_needed() -> None:
-    truth = draw_solution(6, 1, 8)
-    data = draw_rows(truth, 4000, np.random.default_rng(0))
-    halves = split_into_folds(count_pairs(data, 2), 2, 20, map)
-    result = choose_setting(
-        estimate_segments(count_pairs(data), 20, map), halves, [1], RIDGE_GRID, map
-    )
-    tried = [c.regularization for c in result.ridges]
-    assert tried[-1] < RIDGE_GRID[-1]
-    assert result.candidate.regularization == tried[-1]
-
-
 # --- the rules -----------------------------------------------------------------------------------
 
 
@@ -337,15 +254,6 @@ def test_fewer_components_within_one_error_are_chosen() -> None:
     # Differences 1 ± s of four terms: their sum is 4, its standard error 2 · s √(4 / 3).
     for s, expected in ((0.64, 3), (0.65, 2)):
         fewer = make_candidate(2, [9 - s, 9 + s, 9 - s, 9 + s])
-        assert (
-            choose_components([make_trial(fewer), make_trial(best)]).best.n_components == expected
-        )
-
-
-def test_standard_error_sums_folds_of_each_segment() -> None:
-    best = ScoredSetting(3, 10.0, np.full((2, 4), 10.0), 10.0)
-    for s, expected in ((0.64, 3), (0.65, 2)):
-        fewer = best._replace(n_components=2, nats=np.full((2, 4), 9.0) + s * np.array([1, -1] * 2))
         assert (
             choose_components([make_trial(fewer), make_trial(best)]).best.n_components == expected
         )
@@ -382,16 +290,6 @@ def test_weaker_ridge_with_disagreeing_halves_is_not_chosen() -> None:
     assert choose_ridge([best, apart._replace(solutions=best.solutions)]).regularization == 200.0
 
 
-def test_strongest_ridge_within_error_is_chosen_if_halves_always_disagree() -> None:
-    other = TRUTH._replace(mixing=draw_solution(6, 2, 8, seed=5).mixing)
-    halves = {"ends": (TRUTH, other)}
-    worse = make_candidate(2, [8.0, 8.1, 8.0, 8.1], 5.0, **halves)
-    strong = make_candidate(2, [9.0, 10.9, 9.1, 10.8], 20.0, **halves)
-    best = make_candidate(2, [10.0, 10.0, 10.0, 10.0], 50.0, **halves)
-    weak = strong._replace(regularization=200.0)
-    assert choose_ridge([worse, strong, best, weak]).regularization == 20.0
-
-
 def test_weaker_ridges_are_tried_only_for_chosen_number_of_components(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -426,18 +324,6 @@ def test_resampled_ridges_vary_with_scores() -> None:
 
 
 @pytest.mark.matrix
-def test_true_number_of_components_is_chosen() -> None:
-    for n_components in (1, 2, 3):
-        truth = draw_solution(7, n_components, 8, seed=n_components)
-        data = draw_rows(truth, 2000, np.random.default_rng(0))
-        halves = split_into_folds(count_pairs(data, 8), 8, 20, map)
-        result = choose_setting(
-            estimate_segments(count_pairs(data), 20, map), halves, range(1, 6), [10.0, 50.0], map
-        )
-        assert result.candidate.n_components == n_components
-
-
-@pytest.mark.matrix
 def test_scores_are_identical_on_all_executors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -449,3 +335,26 @@ def test_scores_are_identical_on_all_executors(
     assert scores(ThreadsExecutor(2).map) == expected
     monkeypatch.setattr(gaussian_likelihood, "_MAX_BYTES_TO_SEND", 0)
     assert scores(None) == expected
+
+
+@pytest.mark.matrix
+def test_search_stops_after_two_numbers_without_improvement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scores = {1: 0.0, 2: 1.0, 3: 0.5, 4: 2.0, 5: 1.5, 6: 2.0, 7: 9.0}
+    replace_scores(lambda k, r: scores[k], monkeypatch)
+    result = run_trials(range(1, 7), [10.0])
+    assert [trial.best.n_components for trial in result] == [1, 2, 3, 4, 5, 6]
+    assert choose_components(result).best.n_components == 4
+
+
+def test_no_weaker_ridge_is_tried_once_none_is_needed() -> None:
+    truth = draw_solution(6, 1, 8)
+    data = draw_rows(truth, 4000, np.random.default_rng(0))
+    halves = split_into_folds(count_pairs(data, 2), 2, 20, map)
+    result = choose_setting(
+        estimate_segments(count_pairs(data), 20, map), halves, [1], RIDGE_GRID, map
+    )
+    tried = [c.regularization for c in result.ridges]
+    assert tried[-1] < RIDGE_GRID[-1]
+    assert result.candidate.regularization == tried[-1]

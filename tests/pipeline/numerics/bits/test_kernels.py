@@ -125,25 +125,6 @@ def test_lookups_add_to_short_counts_and_count_rows_of_ones() -> None:
     np.testing.assert_array_equal(counts, X.astype(np.float64).T @ X + 7)
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize(
-    ("n_left", "n_right"),
-    [(1, 1), (3, 9), (70, 70), (67, kernels.LOOKUP_FEATURES + 40), (kernels.LOOKUP_FEATURES, 333)],
-)
-def test_a_strip_with_masked_samples_adds_to_the_counts_of_earlier_ones(
-    n_left: int, n_right: int
-) -> None:
-    X = random_bits(64 * kernels.LOOKUP_WORDS + 99, n_right)
-    words, mask = packbits(X), packbits(random_bits(len(X), 1, 1))
-    counts, by_planes = np.zeros((2, n_left, n_right), np.uint32)
-    for _ in range(2):
-        kernels.add_joint_counts(words[:n_left] & mask, words, counts, is_strip=True)
-        kernels.add_joint_counts(words[:n_left], words, by_planes, mask, is_strip=True)
-    kept = X[random_bits(len(X), 1, 1)[:, 0] == 1]
-    np.testing.assert_array_equal(counts, 2 * dense_joint_counts(kept[:, :n_left], kept))
-    np.testing.assert_array_equal(by_planes, counts)
-
-
 @given(hnp.arrays(np.int64, st.integers(0, 200), elements=st.integers(0, 2**62)))
 def test_bit_planes_hold_the_bits_of_weights(weights: NDArray[np.int64]) -> None:
     planes = kernels.split_into_bit_planes(weights)
@@ -246,26 +227,10 @@ def test_packing_is_that_of_packbits_and_undone_by_unpacking(X: Bits) -> None:
     assert unpacked.flags.c_contiguous
 
 
-@pytest.mark.parametrize(
-    ("n_samples", "n_features"),
-    [(0, 3), (5, 0), (1, kernels.PACK_FEATURES + 1), (1100, 2 * kernels.PACK_FEATURES)],
-)
-def test_packing_across_blocks(n_samples: int, n_features: int) -> None:
-    X = random_bits(n_samples, n_features)
-    words = kernels.pack_rows(X)
-    np.testing.assert_array_equal(words, packbits(X), strict=True)
-    np.testing.assert_array_equal(kernels.unpack_rows(words, n_samples), X, strict=True)
-
-
 def test_packing_reads_slices_and_transposes() -> None:
     X = random_bits(150, 40)
     for view in (X[3:140, 5:17], X.T, X[::-1, ::2]):
         np.testing.assert_array_equal(kernels.pack_rows(view), packbits(view))
-
-
-def test_unpacking_stops_at_n_samples() -> None:
-    X = random_bits(200, 5)
-    np.testing.assert_array_equal(kernels.unpack_rows(packbits(X), 70), X[:70], strict=True)
 
 
 @given(binary_matrices, st.data())

@@ -66,11 +66,6 @@ def test_norm_ppf_at_and_beyond_its_ends():
     assert np.isnan([norm_ppf(-0.1), norm_ppf(1.1), norm_ppf(np.nan)]).all()
 
 
-@pytest.mark.parametrize("x", [-30.0, -1.5, 0.0, 2.0])
-def test_norm_pdf(x):
-    assert norm_pdf(x) == pytest.approx(float(mp.npdf(x)), rel=1e-13)
-
-
 def test_cdf_agrees_with_owens_t():
     rng = np.random.default_rng(0)
     h, k = rng.normal(0, 2.5, (2, 5000))
@@ -104,26 +99,9 @@ def test_small_corners_are_relatively_precise(h, k, rho):
 
 
 @given(limits, limits, correlations)
-def test_cdf_is_symmetric_in_its_limits(h, k, rho):
-    assert bivariate_normal_cdf(h, k, rho) == bivariate_normal_cdf(k, h, rho)
-
-
-@given(limits, limits, correlations)
 def test_cells_add_up_to_a_margin(h, k, rho):
     cells = bivariate_normal_cdf(h, k, rho) + bivariate_normal_cdf(h, -k, -rho)
     assert cells == pytest.approx(ndtr(h), abs=4e-16)
-
-
-@given(limits, limits, correlations, correlations)
-def test_cdf_grows_with_the_correlation(h, k, one, other):
-    low, high = sorted((one, other))
-    assert bivariate_normal_cdf(h, k, low) <= bivariate_normal_cdf(h, k, high) + 4e-16
-
-
-@given(correlations)
-def test_quadrant_probability(rho):
-    expected = 0.25 + np.arcsin(rho) / (2 * np.pi)
-    assert bivariate_normal_cdf(0.0, 0.0, rho) == pytest.approx(expected, abs=2e-16)
 
 
 @pytest.mark.parametrize(
@@ -140,13 +118,6 @@ def test_quadrant_probability(rho):
 )
 def test_infinite_limits_and_perfect_correlation(h, k, rho, expected):
     assert bivariate_normal_cdf(h, k, rho) == pytest.approx(expected, rel=1e-15, abs=0)
-
-
-def test_cdf_array_broadcasts():
-    h = np.array([-1, 0, 2])
-    rho = np.array([[0.5], [-0.25]])
-    expected = [[bivariate_normal_cdf(float(x), 1.0, r) for x in h] for r in (0.5, -0.25)]
-    np.testing.assert_array_equal(bivariate_normal_cdf_array(h, 1, rho), expected)
 
 
 @pytest.mark.parametrize("bad", [(np.nan, 0, 0), (0, np.nan, 0), (0, 0, np.nan), (0, 0, 1.5)])

@@ -3,15 +3,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from mpmath import mp, mpf
-from scipy.optimize import minimize_scalar
-from scipy.special import ndtr, ndtri, owens_t
+from scipy.special import ndtri
 from scipy.stats import multivariate_normal
 
 from pipeline.errors import FitError
-from pipeline.numerics.gaussian import pair_tables as module
 from pipeline.numerics.gaussian.pair_tables import (
     MAX_CORRELATION,
-    PairStatus,
     log_cells,
     pair_log_likelihood,
     tetrachoric,
@@ -109,28 +106,11 @@ def test_cells_beyond_the_smallest_float(h, k, rho):
         )
 
 
-def test_cells_agree_with_owens_t():
-    """Owen (1956), eq. 2.1."""
-    rng = np.random.default_rng(0)
-    h, k = rng.normal(0, 2, (2, 5000))
-    rho = np.tanh(rng.normal(0, 1.5, 5000))
-    scale = np.sqrt((1 - rho) * (1 + rho))
-    terms = owens_t(h, (k - rho * h) / (h * scale)) + owens_t(k, (h - rho * k) / (k * scale))
-    p00 = 0.5 * (ndtr(h) + ndtr(k)) - terms - np.where(h * k < 0, 0.5, 0.0)
-    expected = np.stack([1 - ndtr(h) - ndtr(k) + p00, ndtr(k) - p00, ndtr(h) - p00, p00], axis=-1)
-    np.testing.assert_allclose(np.exp(log_cells(h, k, rho)), expected, rtol=0, atol=1e-14)
-
-
 @given(thresholds, thresholds, correlations)
 def test_cells_are_finite_and_add_up_to_one(h, k, rho):
     cells = log_cells(h, k, rho)
     assert np.isfinite(cells).all()
     assert np.exp(cells).sum() == pytest.approx(1, abs=1e-15)
-
-
-@given(thresholds, correlations)
-def test_cells_are_finite_where_thresholds_are_equal(h, rho):
-    assert np.isfinite(log_cells([h, h, -h], [h, -h, h], rho)).all()
 
 
 @given(thresholds, thresholds, correlations)
@@ -162,22 +142,6 @@ def test_tetrachoric_estimates_give_back_the_shares(counts):
     assert likelihood == pytest.approx(counts @ np.log(np.divide(counts, n)), rel=1e-9)
 
 
-@given(st.tuples(*[st.integers(3, 10**4)] * 4))
-def test_the_likelihood_is_largest_at_the_tetrachoric_correlation(counts):
-    n, ones_i, ones_j, joint = table(*counts)
-    h, k = -ndtri(ones_i / n), -ndtri(ones_j / n)
-    best = minimize_scalar(
-        lambda z: -float(pair_log_likelihood(n, ones_i, ones_j, joint, h, k, np.tanh(z))),
-        bounds=(-9, 9),
-        method="bounded",
-        options={"xatol": 1e-7},
-    )
-    correlation, status = tetrachoric(n, ones_i, ones_j, joint)
-    assert status == PairStatus.PLAIN
-    assume(abs(correlation) < MAX_CORRELATION)
-    assert best.x == pytest.approx(np.arctanh(correlation), abs=1e-4)
-
-
 @pytest.mark.parametrize("rho", [-LAST, -0.99, 0.99, LAST])
 def test_empty_cells_add_nothing(rho):
     p11, p10, p01, p00 = log_cells(3.0, 3.0, rho)
@@ -202,27 +166,6 @@ def test_a_cell_below_zero_by_rounding_is_empty(counts, empty, arguments):
     assert pair_log_likelihood(*counts, *arguments) == pytest.approx(expected, rel=1e-12)
 
 
-def test_arguments_broadcast_and_may_be_of_any_type_and_layout():
-    rng = np.random.default_rng(0)
-    counts = rng.integers(0, 400, (150, 4, 130))  # More than one buffer of pairs.
-    n, ones_i, ones_j, joint = table(*np.moveaxis(counts, 1, 0))
-    h, k, rho = rng.normal(size=(150, 1)), rng.normal(size=130), rng.uniform(-0.9, 0.9, (150, 130))
-    expected = (np.moveaxis(counts, 1, -1) * log_cells(h, k, rho)).sum(axis=-1)
-    got = pair_log_likelihood(n, ones_i, ones_j, joint, h, k, rho)
-    np.testing.assert_allclose(got, expected, rtol=1e-13)
-    again = pair_log_likelihood(
-        np.asfortranarray(n), ones_i.astype(np.uint16), ones_j.astype(float), joint, h, k, rho
-    )
-    np.testing.assert_array_equal(again, got)
-    np.testing.assert_array_equal(
-        log_cells(h, k, rho)[149, 7], log_cells(h[149, 0], k[7], rho[149, 7])
-    )
-    assert pair_log_likelihood(10, [[5], [6]], 5, [2, 3, 4], 0, 0, 0.5).shape == (2, 3)
-    assert pair_log_likelihood(10, 5, 5, 2, np.zeros((2, 0)), 0, 0).shape == (2, 0)
-    assert log_cells(np.zeros((0, 1)), np.zeros(3), 0).shape == (0, 3, 4)
-    assert len(module._fill_likelihood.signatures) == 1  # Each version would cost compilation.
-
-
 @pytest.mark.parametrize(
     ("name", "bad"),
     [
@@ -240,22 +183,3 @@ def test_arguments_out_of_range_are_refused_by_name(name, bad):
         pair_log_likelihood(10, 5, 5, 2, **arguments)
     with pytest.raises(FitError, match=refusal):
         pair_log_likelihood(0, 0, 0, 0, **arguments)
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        (10, 5, 5, 6),
-        (10, 5, 5, -1),
-        (10, 8, 8, 5),
-        (np.nan, 5, 5, 3),
-        (10, np.nan, 5, 3),
-        (10, 5, np.nan, 3),
-        (10, 5, 5, np.nan),
-        (np.inf, 5, 5, 3),
-    ],
-)
-def test_impossible_tables_are_refused_by_name(bad):
-    arguments = np.transpose([[(10, 5, 5, 2), bad]], (2, 0, 1))
-    with pytest.raises(FitError, match=r"at \(0, 1\) has .*but cells are finite and not negative"):
-        pair_log_likelihood(*arguments, 0.1, 0.2, 0.3)

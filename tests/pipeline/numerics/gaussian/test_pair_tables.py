@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
-from scipy.special import ndtr, ndtri, owens_t
+from scipy.special import ndtr, ndtri
 from scipy.stats import hypergeom
 
 from pipeline.errors import FitError
@@ -27,7 +27,6 @@ from pipeline.numerics.gaussian.pair_tables import (
 solve_weak_tables = njit(lambda *arguments: module._solve_weak_tables(*arguments))
 solve_correlation = njit(lambda *arguments: module.solve_correlation(*arguments))
 ROOT = Path(__file__).parents[4]
-DATA = ROOT.parent / "shared" / "data"
 COLUMNS = ("n", "ones_i", "ones_j", "joint")
 cells = st.tuples(*[st.integers(0, 10**6)] * 4)
 positive_cells = st.tuples(*[st.integers(1, 10**6)] * 4)
@@ -95,15 +94,6 @@ def test_flipping_a_feature_flips_the_sign(counts):
     assert tetrachoric(*table(n10, n11, n00, n01)).correlation == -correlation
 
 
-@given(positive_cells)
-def test_more_joint_ones_mean_more_correlation(counts):
-    n11, n10, n01, n00 = counts
-    assume(min(n10, n01) > 1)
-    fewer = tetrachoric(*table(*counts)).correlation
-    more = tetrachoric(*table(n11 + 1, n10 - 1, n01 - 1, n00 + 1)).correlation
-    assert fewer < more or abs(fewer) == MAX_CORRELATION
-
-
 @given(cells)
 def test_every_table_gets_a_correlation_or_a_reason(counts):
     n11, n10, n01, n00 = counts
@@ -126,12 +116,6 @@ def test_every_table_gets_a_correlation_or_a_reason(counts):
 def test_closed_form_at_the_medians(joint):
     expected = np.sin(2 * np.pi * (joint / 1000 - 0.25))
     assert tetrachoric(1000, 500, 500, joint).correlation == pytest.approx(expected, abs=1e-13)
-
-
-@pytest.mark.parametrize("ones", [(1, 999), (17, 300), (500, 500)])
-def test_independent_features_have_correlation_zero(ones):
-    i, j = ones
-    assert tetrachoric(1000 * 1000, 1000 * i, 1000 * j, i * j).correlation == 0.0
 
 
 @pytest.mark.parametrize(
@@ -198,11 +182,6 @@ def test_impossible_tables_are_refused_by_name(bad):
         tetrachoric(*arguments)
 
 
-def test_unknown_option_is_refused():
-    with pytest.raises(FitError, match=r"`empty_cells` is .* Choose 'none' or 'half'"):
-        tetrachoric(10, 5, 5, 2, empty_cells="all")
-
-
 def test_arguments_broadcast_and_may_be_of_any_type_and_layout():
     rng = np.random.default_rng(0)
     counts = rng.integers(1, 400, (150, 4, 130))  # More than one buffer of tables.
@@ -222,97 +201,15 @@ def test_arguments_broadcast_and_may_be_of_any_type_and_layout():
     )  # Each version would cost seconds of compilation.
 
 
-def upper_corner(h, k, rho):
-    """P(X > h, Y > k) by Owen (1956), eq. 2.1; a threshold of 0 is replaced by a tiny one."""
-    h, k = (np.where(x == 0, 1e-300, -x) for x in (h, k))
-    scale = np.sqrt((1 - rho) * (1 + rho))
-    terms = owens_t(h, (k - rho * h) / (h * scale)) + owens_t(k, (h - rho * k) / (k * scale))
-    return 0.5 * (ndtr(h) + ndtr(k)) - terms - np.where(h * k < 0, 0.5, 0.0)
-
-
-def bisect(n, ones_i, ones_j, joint):
-    """The correlation by 60 halvings of [−1, 1]."""
-    h, k, p11 = ndtri(1 - ones_i / n), ndtri(1 - ones_j / n), joint / n
-    low, high = np.full(n.shape, -1.0), np.full(n.shape, 1.0)
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        above = upper_corner(h, k, middle) > p11
-        low, high = np.where(above, low, middle), np.where(above, middle, high)
-    return low
-
-
-def read(name):
-    """Values, mask and segments of a dataset beside the project."""
-    file = DATA / f"{name}.npz"
-    if not file.exists():
-        pytest.skip(f"the dataset {name} is not beside the project")
-    with np.load(file) as arrays:
-        shape = arrays["shape"]
-        X = np.unpackbits(arrays["X"], axis=1)[:, : shape[1]].astype(bool)
-        M = np.unpackbits(arrays["M"], axis=1)[:, : shape[1]] if "M" in arrays else np.ones(shape)
-        segment = arrays["seg"] if "seg" in arrays else np.zeros(shape[0], int)
-    return X, M.astype(bool), segment
-
-
 def pair_tables(X, M):
     """Arguments of `tetrachoric` for all pairs, each over the rows that observe both."""
     ones, observed = (X & M).astype(float), M.astype(float)
     return observed.T @ observed, ones.T @ observed, observed.T @ ones, ones.T @ ones
 
 
-@pytest.mark.parametrize(
-    "name", ["lsat6", "wirs", "debd_nltcs", "rehnquist9", "unvotes_core", "groceries"]
-)
-def test_real_pairs_agree_with_bisection(name):
-    X, M, _ = read(name)
-    upper = np.triu_indices(X.shape[1], 1)
-    tables = [x[upper] for x in pair_tables(X, M)]
-    correlation, status = tetrachoric(*tables)
-    plain = status == PairStatus.PLAIN
-    assert plain.any()
-    expected = bisect(*(x[plain] for x in tables))
-    np.testing.assert_allclose(correlation[plain], expected, rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize("name", ["rehnquist9", "unvotes_core", "groceries"])
-def test_real_pairs_have_the_status_of_their_rows(name):
-    X, M, segment = read(name)
-    rng = np.random.default_rng(0)
-    for s in np.unique(segment):
-        rows = segment == s
-        status = tetrachoric(*pair_tables(X[rows], M[rows])).status
-        for i, j in rng.integers(0, X.shape[1], (40, 2)):
-            both = rows & M[:, i] & M[:, j]
-            seen = np.unique(X[both][:, [i, j]], axis=0)
-            assert status[i, j] == seen_status(seen)
-
-
-def seen_status(seen):
-    """The status of a pair of which just these combinations occur."""
-    if len(seen) == 0:
-        return PairStatus.NO_OBSERVATIONS
-    if not (np.ptp(seen.astype(int), axis=0) > 0).all():
-        return PairStatus.CONSTANT_FEATURE
-    return PairStatus.PLAIN if len(seen) == 4 else PairStatus.EMPTY_CELL
-
-
 @given(st.floats(-1, 1))
 def test_the_two_directions_are_inverse(clipped):
     assert sign_correlation(arcsine_correlation(clipped)) == pytest.approx(clipped, abs=1e-7)
-
-
-@given(st.integers(1, 499))
-def test_agrees_with_tetrachoric_at_the_medians(joint):
-    clipped = (4 * joint - 1000) / 1000  # E[s_i s_j] of a table with margins one half.
-    expected = tetrachoric(1000, 500, 500, joint).correlation
-    assert arcsine_correlation(clipped) == pytest.approx(expected, abs=1e-13)
-
-
-def test_clipping_normal_variables_gives_the_law():
-    rng = np.random.default_rng(0)
-    y = rng.multivariate_normal([0, 0], [[1, 0.6], [0.6, 1]], size=200_000)
-    clipped = np.mean(np.sign(y[:, 0]) * np.sign(y[:, 1]))
-    assert sign_correlation(0.6) == pytest.approx(clipped, abs=0.01)
 
 
 @pytest.mark.parametrize("convert", [arcsine_correlation, sign_correlation])
@@ -385,32 +282,6 @@ def test_large_counts_are_within_a_count_of_the_normal_quantile(
     assert max(0, a + b - n) <= found <= min(a, b)
     clipped = min(max(mean + spread * z, max(0, a + b - n)), min(a, b))
     assert abs(found - clipped) <= 0.5 + 1e-9 * n
-
-
-@pytest.mark.parametrize(("n", "a", "b"), [(400, 160, 200), (2000, 90, 1000), (300, 250, 120)])
-def test_the_normal_quantile_is_near_the_exact_one(n: int, a: int, b: int) -> None:
-    z = np.linspace(-3, 3, 61)
-    full = np.full(len(z), 1.0)
-    found = joint_count_quantiles(n * full, a * full, b * full, z)
-    exact = hypergeom(n, a, b).ppf(ndtr(z))
-    assert np.abs(found - exact).max() <= 1.0
-
-
-@given(margins(10**6))
-def test_counts_rise_with_the_score_and_stay_possible(of: tuple[int, int, int]) -> None:
-    n, a, b = of
-    z = np.linspace(-9, 9, 40)
-    full = np.full(len(z), 1.0)
-    found = joint_count_quantiles(n * full, a * full, b * full, z)
-    assert np.all(np.diff(found) >= 0)
-    assert max(0, a + b - n) <= found.min()
-    assert found.max() <= min(a, b)
-
-
-@given(margins(), st.floats(-4, 4))
-def test_the_law_is_symmetric_in_the_features(of: tuple[int, int, int], z: float) -> None:
-    n, a, b = of
-    assert quantile(n, a, b, z) == quantile(n, b, a, z)
 
 
 @pytest.mark.parametrize("of", [(0, 0, 0), (1, 1, 1), (1, 0, 1), (5, 0, 3), (5, 5, 3), (2, 2, 2)])

@@ -18,7 +18,6 @@ from pipeline.numerics.graphs.kernel_components import (
     gaussian_kernel,
     half_agreement,
     multiply_kernel,
-    multiply_kernel_by_vector,
     sum_kernel,
 )
 
@@ -54,14 +53,6 @@ def test_distances_are_those_of_dense_rows(
     np.testing.assert_allclose(found, expected, rtol=1e-15)
     kernel = gaussian_kernel(packed(*left), packed(*right), 2.5)
     np.testing.assert_allclose(kernel, np.exp(-expected / 12.5), rtol=1e-14)
-
-
-@pytest.mark.parametrize("missing", [0, 0.1])
-def test_products_with_a_vector_are_those_of_the_matrix(missing: float) -> None:
-    left, right = packed(*data(30, 70, missing)), packed(*data(1500, 70, missing))
-    vector = RNG.standard_normal(1500)
-    found = multiply_kernel_by_vector(left, right, 3.0, vector)
-    np.testing.assert_allclose(found, gaussian_kernel(left, right, 3.0) @ vector, rtol=1e-10)
 
 
 def test_products_of_a_row_do_not_depend_on_the_rows_beside() -> None:
@@ -160,10 +151,3 @@ def test_landmarks_differ_and_spread() -> None:
     chosen = choose_landmarks(rows, times, 20.0, 12, np.random.default_rng(0))
     assert len(np.unique(X[chosen], axis=0)) == len(chosen) == 8
     assert len({c // 3 for c in chosen[:4].tolist()}) == 4
-
-
-def test_rows_of_great_number_are_drawn_first() -> None:
-    rows = pack_block(np.eye(50, dtype=np.uint8)).to_packed_rows()
-    times = np.where(np.arange(50) == 17, 10**6, 1)
-    chosen = choose_landmarks(rows, times, 1.0, 3, np.random.default_rng(1))
-    assert chosen[0] == 17

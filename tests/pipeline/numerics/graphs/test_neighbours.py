@@ -116,12 +116,6 @@ def test_many_rows_and_words(metric, n_features, share):
     check(metric, left, right, 10)
 
 
-@pytest.mark.parametrize("metric", METRICS)
-def test_more_neighbours_than_rows_of_a_strip_and_few_parts(metric):
-    data = DenseData(np.random.default_rng(0).integers(0, 2, (1300, 70), np.uint8))
-    check(metric, DenseData(data.X[:5]), data, 600, 2)
-
-
 def test_some_rows_may_have_missing_values():
     rng = np.random.default_rng(0)
     left, right = (DenseData(rng.integers(0, 2, (n, 7), np.uint8)) for n in (200, 60))
@@ -147,14 +141,6 @@ def check_with_themselves(data: DenseData, k: int, n_parts: int = 0) -> None:
 @given(data=tables(), k=st.integers(1, 9), n_parts=PARTS)
 def test_few_rows_compared_with_themselves(data, k, n_parts):
     check_with_themselves(data, k, n_parts)
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("n_features", [1, 9, 64, 257])
-@pytest.mark.parametrize("n_rows", [63, 64, 65, 2049, 2300])
-def test_many_rows_compared_with_themselves(n_rows, n_features):
-    X = np.random.default_rng(n_rows).integers(0, 2, (n_rows, n_features), np.uint8)
-    check_with_themselves(DenseData(X), 7, 3 if n_rows == 2300 else 0)
 
 
 def test_lists_of_rows_compared_with_themselves_may_hold_others():

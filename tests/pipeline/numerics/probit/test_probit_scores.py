@@ -15,6 +15,7 @@ from scipy.stats import multivariate_normal, norm
 from pipeline.errors import FitError
 from pipeline.numerics.probit.expectation_propagation import probit_posterior
 from pipeline.numerics.probit.probit_scores import ep_scores, quadrature_scores
+from tests.support.derivatives import differentiate
 
 Floats = NDArray[np.float64]
 FINE = partial(quadrature_scores, step=0.2, radius=9.0)
@@ -50,8 +51,7 @@ def differences(score, X, weights, offsets, eps=1e-4):
         moved = change[: weights.size].reshape(weights.shape)
         return score(X, weights + moved, offsets + change[weights.size :]).log_likelihood.sum()
 
-    steps = eps * np.eye(weights.size + offsets.size)
-    found = np.array([(total(step) - total(-step)) / (2 * eps) for step in steps])
+    found = differentiate(total, np.zeros(weights.size + offsets.size), eps)
     return found[: weights.size].reshape(weights.shape), found[weights.size :]
 
 
@@ -185,7 +185,7 @@ def test_propagation_takes_more_components() -> None:
 @BOTH
 @pytest.mark.parametrize("n_components", [1, 2])
 def test_scores_of_levels_are_derivatives(score: Any, n_components: int) -> None:
-    problem, eps = make_level_problem(n_components), 1e-4
+    problem = make_level_problem(n_components)
     found = score(*problem)
     n_weights, n_offsets = problem.weights.size, len(problem.offsets)
 
@@ -198,8 +198,7 @@ def test_scores_of_levels_are_derivatives(score: Any, n_components: int) -> None
         result: Floats = score(*moved).log_likelihood
         return result
 
-    steps = eps * np.eye(n_weights + n_offsets + 2)
-    slopes = np.array([(total(step) - total(-step)) / (2 * eps) for step in steps]).T
+    slopes = differentiate(total, np.zeros(n_weights + n_offsets + 2), 1e-4)
     own = np.hstack([found.weights.reshape(len(slopes), -1), found.offsets])
     assert_allclose(own, slopes, atol=3e-4 if score is EXACT_PROPAGATION else 1e-6)
 

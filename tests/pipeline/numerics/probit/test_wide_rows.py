@@ -32,12 +32,6 @@ def test_wide_rows_agree_with_the_full_method(communalities, share):
     assert (codes["mean"] != posterior.mean).all()  # not the full method itself
 
 
-def test_component_without_weights():
-    X, weights, offsets, observed = random_problem(1, 20, 1600, 3)
-    arguments = X, weights * [1, 0, 1], offsets, observed
-    assert_close(probit_codes(*arguments), probit_posterior(*arguments))
-
-
 def test_rows_with_few_values_get_the_full_method():
     X, *parameters, _ = random_problem(2, 12, 1100, 3)
     observed = np.ones(X.shape, np.bool_)
@@ -83,17 +77,6 @@ def test_narrow_rows_get_the_full_method():
     assert [*codes] == ["mean", "variance", "converged"]
     for name, values in codes.items():
         np.testing.assert_array_equal(values, getattr(posterior, name))
-
-
-def test_other_rows_change_nothing_but_rounding():
-    rng = np.random.default_rng(5)
-    weights, offsets = low_rank_model(rng, 1000, 3)
-    X = rows_of(rng, weights, offsets, 50)
-    whole = probit_codes(X, weights, offsets)
-    for start, stop in ((0, 1), (1, 20), (20, 50)):
-        part = probit_codes(X[start:stop], weights, offsets)
-        for name in ("mean", "variance"):
-            np.testing.assert_allclose(part[name], whole[name][start:stop], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.matrix

@@ -60,13 +60,6 @@ def test_it_begins_again_where_the_basis_is_full(monkeypatch: pytest.MonkeyPatch
     np.testing.assert_allclose(short.values, whole.values, rtol=1e-10)
 
 
-def test_the_start_does_not_matter() -> None:
-    matrix = correlated(N, 6, 4000)
-    one, other = (spectrum(matrix, 8, seed) for seed in (0, 1))
-    np.testing.assert_allclose(one.values, other.values, rtol=1e-12)
-    np.testing.assert_allclose(one.vectors, other.vectors, atol=1e-6)
-
-
 def test_negative_eigenvalues_are_seen_as_far_as_they_go() -> None:
     rng = np.random.default_rng(0)
     vectors, _ = np.linalg.qr(rng.standard_normal((N, N)))

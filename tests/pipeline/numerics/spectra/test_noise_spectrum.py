@@ -51,14 +51,6 @@ def test_sample_correlations_follow_marchenko_and_pastur(n: int, degrees: float)
     assert edge.scale == pytest.approx(scale, rel=0.01)
 
 
-def test_a_group_in_two_is_the_same_group() -> None:
-    whole = one_group(400, 0.04, 0.001, 500.0, mean=0.02)
-    halves = GroupedNoise(
-        np.array([200.0, 200.0]), *(np.tile(a, (2, 2)) for a in matrices(whole)), 500.0
-    )
-    np.testing.assert_allclose(leading(halves), leading(whole), rtol=1e-6)
-
-
 def leading(noise: GroupedNoise) -> Array:
     edge = find_edge(noise)
     values = noise_eigenvalues(noise, edge, np.linspace(-1, 20, 9))
@@ -169,9 +161,3 @@ def test_as_many_lie_above_as_their_rank_says() -> None:
 def test_unfolding_is_undone() -> None:
     np.testing.assert_allclose(count_above(unfold(np.array([0.5, 7.0]))), [0.5, 7.0])
     assert count_above(-1.0) == 0.0
-
-
-def test_few_rows() -> None:
-    points = draw_edge_points(3, 3, 5, np.random.default_rng(3))
-    assert points.shape == (5, 3)
-    assert np.isfinite(points).all()
