@@ -72,7 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     settings.register_profile(
         "latentbits",
-        max_examples=40 if _is_matrix_run(config) else 5,
+        max_examples=20 if _is_matrix_run(config) else 5,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow],
     )
