@@ -16,7 +16,6 @@ from functools import partial
 from itertools import islice
 
 import numpy as np
-import psutil
 import pytest
 from distributed import Client, LocalCluster, Scheduler, SchedulerPlugin
 from threadpoolctl import ThreadpoolController, threadpool_limits
@@ -158,34 +157,6 @@ def test_the_scheduler_saw_every_chunk_on_a_worker(dataset, three_workers):
     assert {worker for _, worker, _ in done} == set(three_workers.scheduler_info()["workers"])
     folded = sum(array.nbytes for array in counts.to_arrays().values())
     assert max(nbytes for _, _, nbytes in record.done) <= folded + 4096
-
-
-@pytest.mark.matrix
-def test_client_memory_is_flat_from_50_to_500_chunks(tmp_path, three_workers):
-    X = np.random.default_rng(1).integers(0, 2, (500 * 64, 256), dtype=np.uint8)
-    few = write_arrays(tmp_path / "few.zarr", X[: 50 * 64], words_per_chunk=1)
-    many = write_arrays(tmp_path / "many.zarr", X, words_per_chunk=1)
-    executor = DaskExecutor(three_workers)
-    growth_during_pass(few, executor)  # the first pass imports and connects
-    statistic = 256 * 256 * 8
-    assert growth_during_pass(many, executor) - growth_during_pass(few, executor) < 20 * statistic
-
-
-def growth_during_pass(dataset: BinaryDataset, executor: DaskExecutor) -> int:
-    """Bytes by which this process grows at the most while pairs are counted."""
-    process = psutil.Process()
-    before = process.memory_info().rss
-    sizes = [before]
-    model = ClippedPCA()
-    collect_pass_statistics(
-        model,
-        FitState(None),
-        make_test_row_source(dataset),
-        executor,
-        seed=0,
-        progress=lambda *_: sizes.append(process.memory_info().rss),
-    )
-    return max(sizes) - before
 
 
 @pytest.mark.matrix

@@ -67,13 +67,12 @@ def test_correlations_thresholds_and_errors_agree_with_lavaan() -> None:
     assert_allclose(params.thresholds_error, [float(row["se"]) for row in thresholds], rtol=2e-4)
 
 
-@pytest.mark.parametrize("missing", [0.0, 0.3])
-def test_standard_errors_are_the_spread_of_estimates(missing: float) -> None:
+def test_standard_errors_are_the_spread_of_estimates() -> None:
     rng = np.random.default_rng(3)
     estimates = []
     for _ in range(40):
         X, _ = draw_levels(800, rng)
-        mask = (rng.random(X.shape) >= missing).astype(np.uint8) if missing else None
+        mask = (rng.random(X.shape) >= 0.3).astype(np.uint8)
         estimates.append(fit_levels(X, COUNTS, mask, n_components=2).params)
     first = estimates[0].loadings
     for name in ("loadings", "correlation", "thresholds"):

@@ -208,19 +208,6 @@ def test_the_root_is_in_the_middle() -> None:
         assert reach[moved.tolist().index(ROOT)] == reach.min()
 
 
-@pytest.mark.parametrize("sizes", [BINARY, SEVERAL])
-@pytest.mark.parametrize("acceleration", ["squarem", "none"])
-def test_no_pass_lowers_the_objective(
-    sizes: tuple[int, ...], acceleration: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(HiddenTree, "acceleration", acceleration)
-    levels, seen = draw_incomplete_rows(sizes, 500)
-    for data in (make_level_rows(sizes, levels), make_level_rows(sizes, levels, seen)):
-        history = fit_tree(sizes, data, states=3, trees=2, max_iter=60, tol=1e-8).history
-        assert len(history) > 10
-        assert np.diff(history).min() > -1e-12
-
-
 def compute_shares(params: HiddenTreeParams, sizes: tuple[int, ...]) -> Array:
     """P(x) of all rows."""
     block = make_level_rows(sizes, list_states(sizes)).pack()

@@ -19,7 +19,6 @@ from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import (
     collect_first_statistics,
     fit_model,
-    initialize_fit,
     start_fit,
 )
 from pipeline.models.state import FitState
@@ -373,16 +372,6 @@ def test_kinds_of_rows_that_differ_only_in_dependence_are_found() -> None:
     assert found >= expected
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("design", ["20 % missing", "two forms, 2 features link"])
-def test_two_trees_are_found_in_incomplete_rows(design: str) -> None:
-    truth, rng = draw_params(SEVERAL, 2, seed=1), np.random.default_rng(1)
-    levels = join_planes(make_level_model(TreeMixture, SEVERAL).sample(truth, 1500, rng), SEVERAL)
-    data = make_level_rows(SEVERAL, levels, DESIGNS[design](*levels.shape, rng))
-    state = fit_trees(SEVERAL, data, n_components=2)
-    assert compute_nats(state.params, SEVERAL, data) >= compute_nats(truth, SEVERAL, data)
-
-
 @pytest.mark.parametrize("design", ["two forms, 8 % of rows link", "ring of 3 forms"])
 def test_a_single_tree_is_found_in_linked_forms(design: str) -> None:
     """Expected counts hardly show the edges of pairs that few rows observe."""
@@ -430,18 +419,6 @@ def test_many_rows_are_sampled_for_starts_from_trees(monkeypatch: pytest.MonkeyP
     )
 
 
-@pytest.mark.parametrize("sizes", [BINARY, SEVERAL])
-def test_a_fit_to_a_sample_has_the_tree_of_the_model(sizes: tuple[int, ...]) -> None:
-    params = draw_params(sizes, 1, seed=5)
-    X = TreeMixture().sample(params, 20_000, np.random.default_rng(0))
-    found = fit_trees(sizes, DenseData(X), n_components=1).params
-    edges = [
-        {frozenset((i, int(p))) for i, p in enumerate(own.parents[0]) if p != ROOT}
-        for own in (params, found)
-    ]
-    assert edges[0] == edges[1]
-
-
 def test_memory_of_tasks_with_missing_values_is_within_the_estimate() -> None:
     n_features, rng, model = 400, np.random.default_rng(0), TreeMixture(2)
     params = draw_params((2,) * n_features, 2, seed=1)
@@ -464,22 +441,6 @@ def test_held_out_rows_choose_the_number_of_components() -> None:
     scores = state.diagnostics["held_out_scores"]
     assert len(state.params.weights) == 2 ** int(np.argmax(scores)) > 1
     assert scores[-1] < max(scores)
-
-
-def test_a_warm_start_ends_as_a_fit_to_the_same_rows() -> None:
-    """Of one tree, whose objective has one maximum."""
-    params, model = draw_params(BINARY, 1, seed=8), TreeMixture(1)
-    X = model.sample(params, 3000, np.random.default_rng(0))
-    rows, earlier = (
-        make_memory_rows(DenseData(X)),
-        fit_trees(BINARY, DenseData(X[:500]), n_components=1),
-    )
-    first = collect_first_statistics(model, rows, SERIAL, 0)
-    begun = model.warm_start(initialize_fit(model, first, 0), earlier.params)
-    again = fit_model(model, rows, SERIAL, state=begun)
-    cold = fit_model(model, rows, SERIAL)
-    assert again.history[-1] == pytest.approx(cold.history[-1], abs=1e-12)
-    np.testing.assert_array_equal(again.params.margins, cold.params.margins)
 
 
 def test_a_warm_start_of_strips_continues_with_the_tables_of_its_edges(
