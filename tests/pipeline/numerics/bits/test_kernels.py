@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import FitError
 from pipeline.numerics.bits import kernels
+from tests.support.strategies import pack_matrix
 
 Words = NDArray[np.uint64]
 Bits = NDArray[np.uint8]
@@ -24,15 +25,6 @@ binary_matrices = hnp.arrays(
     elements=st.integers(0, 1),
     fill=st.integers(0, 1),
 )
-
-
-def packbits(X: Bits) -> Words:
-    """Pack as the documentation of the dataset tells any reader to unpack."""
-    n_samples, n_features = X.shape
-    packed = np.packbits(X, axis=0, bitorder="little").T
-    padded = np.zeros((n_features, 8 * -(-n_samples // 64)), np.uint8)
-    padded[:, : packed.shape[1]] = packed
-    return padded.view(np.uint64)
 
 
 def dense_joint_counts(left: Bits, right: Bits) -> NDArray[np.int64]:
@@ -81,7 +73,7 @@ layouts = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys()
 
 @given(binary_matrices, st.booleans())
 def test_counts_are_those_of_the_dense_matrix(X: Bits, sliced: bool) -> None:
-    words = inside_a_chunk(packbits(X)) if sliced else packbits(X)
+    words = inside_a_chunk(pack_matrix(X)) if sliced else pack_matrix(X)
     np.testing.assert_array_equal(kernels.popcounts(words), X.sum(axis=0, dtype=np.int64))
     np.testing.assert_array_equal(kernels.symmetric_joint_counts(words), dense_joint_counts(X, X))
 
@@ -89,7 +81,7 @@ def test_counts_are_those_of_the_dense_matrix(X: Bits, sliced: bool) -> None:
 @given(binary_matrices, st.integers(1, 9), st.integers(0, 99))
 def test_joint_counts_of_two_sides(left: Bits, n_right: int, seed: int) -> None:
     right = random_bits(len(left), n_right, seed)
-    counts = kernels.joint_counts(packbits(left), inside_a_chunk(packbits(right)))
+    counts = kernels.joint_counts(pack_matrix(left), inside_a_chunk(pack_matrix(right)))
     np.testing.assert_array_equal(counts, dense_joint_counts(left, right))
 
 
@@ -109,7 +101,7 @@ def test_joint_counts_of_two_sides(left: Bits, n_right: int, seed: int) -> None:
 )
 def test_counts_across_blocks_and_strips(n_samples: int, n_left: int, n_right: int) -> None:
     X = random_bits(n_samples, n_left + n_right)
-    words = packbits(X)
+    words = pack_matrix(X)
     expected = dense_joint_counts(X, X)
     joint = kernels.joint_counts(words[:n_left], words[n_left:])
     np.testing.assert_array_equal(joint, expected[:n_left, n_left:])
@@ -120,7 +112,7 @@ def test_counts_across_blocks_and_strips(n_samples: int, n_left: int, n_right: i
 def test_lookups_add_to_short_counts_and_count_rows_of_ones() -> None:
     X = random_bits(64 * kernels.LOOKUP_WORDS, kernels.LOOKUP_FEATURES)
     X[:, :70] = 1
-    words, counts = packbits(X), np.full((X.shape[1],) * 2, 7, np.uint32)
+    words, counts = pack_matrix(X), np.full((X.shape[1],) * 2, 7, np.uint32)
     kernels.add_joint_counts(words, words.copy(), counts)
     np.testing.assert_array_equal(counts, X.astype(np.float64).T @ X + 7)
 
@@ -144,8 +136,8 @@ def test_samples_count_as_many_times_as_their_weight(
     weights = data.draw(hnp.arrays(np.int64, len(left), elements=elements))
     planes = kernels.split_into_bit_planes(weights)
     for other in (left, right):
-        words = packbits(left)
-        sides = (words, words) if other is left else (words, inside_a_chunk(packbits(right)))
+        words = pack_matrix(left)
+        sides = (words, words) if other is left else (words, inside_a_chunk(pack_matrix(right)))
         counts = np.full((left.shape[1], other.shape[1]), 7)
         kernels.add_joint_counts(*sides, counts, planes)
         expected = (weights * left.astype(np.int64).T) @ other + 7
@@ -163,7 +155,7 @@ def test_weighted_counts_across_strips(n_left: int, n_right: int, rare: float) -
     weights[:3000] = 2
     planes = kernels.split_into_bit_planes(weights)
     X = random_bits(n_samples, max(n_left, n_right))
-    words = packbits(X)
+    words = pack_matrix(X)
     assert weights.sum() < 2**53  # so that sums of floats are exact
     expected = (weights * X.T.astype(np.float64)) @ X.astype(np.float64)
     counts = np.zeros((n_left, n_right), np.int64)
@@ -197,19 +189,19 @@ def test_counts_are_exact_where_float32_is_not() -> None:
 
 @layouts
 def test_any_layout_is_read_in_place_of_its_copy(layout: Callable[[Words], Words]) -> None:
-    words = layout(packbits(random_bits(333, 7)))
+    words = layout(pack_matrix(random_bits(333, 7)))
     X = np.unpackbits(words.copy().view(np.uint8), axis=1, bitorder="little", count=333).T
     keep = np.flatnonzero(random_bits(333, 1)[:, 0])
     np.testing.assert_array_equal(kernels.popcounts(words), X.sum(axis=0))
     np.testing.assert_array_equal(kernels.symmetric_joint_counts(words), dense_joint_counts(X, X))
     np.testing.assert_array_equal(kernels.unpack_rows(words, 333), X)
-    np.testing.assert_array_equal(kernels.select_rows(words, keep), packbits(X[keep]))
+    np.testing.assert_array_equal(kernels.select_rows(words, keep), pack_matrix(X[keep]))
 
 
 def test_every_layout_shares_one_compilation() -> None:
     compiled = set()
     for layout in LAYOUTS.values():
-        words = layout(packbits(random_bits(99, 3)))
+        words = layout(pack_matrix(random_bits(99, 3)))
         for counts in (np.zeros((3, 3), np.int64), np.zeros((3, 3), np.uint32)):
             kernels.add_joint_counts(words, words, counts)
         kernels.unpack_rows(words, 99)
@@ -221,7 +213,7 @@ def test_every_layout_shares_one_compilation() -> None:
 @given(binary_matrices)
 def test_packing_is_that_of_packbits_and_undone_by_unpacking(X: Bits) -> None:
     words = kernels.pack_rows(X)
-    np.testing.assert_array_equal(words, packbits(X), strict=True)
+    np.testing.assert_array_equal(words, pack_matrix(X), strict=True)
     unpacked = kernels.unpack_rows(words, len(X))
     np.testing.assert_array_equal(unpacked, X, strict=True)
     assert unpacked.flags.c_contiguous
@@ -230,24 +222,24 @@ def test_packing_is_that_of_packbits_and_undone_by_unpacking(X: Bits) -> None:
 def test_packing_reads_slices_and_transposes() -> None:
     X = random_bits(150, 40)
     for view in (X[3:140, 5:17], X.T, X[::-1, ::2]):
-        np.testing.assert_array_equal(kernels.pack_rows(view), packbits(view))
+        np.testing.assert_array_equal(kernels.pack_rows(view), pack_matrix(view))
 
 
 @given(binary_matrices, st.data())
 def test_selected_rows_are_those_of_the_dense_matrix(X: Bits, data: st.DataObject) -> None:
     keep = np.flatnonzero(data.draw(hnp.arrays(np.bool_, len(X))))
-    selected = kernels.select_rows(inside_a_chunk(packbits(X)), keep)
-    np.testing.assert_array_equal(selected, packbits(X[keep]), strict=True)
+    selected = kernels.select_rows(inside_a_chunk(pack_matrix(X)), keep)
+    np.testing.assert_array_equal(selected, pack_matrix(X[keep]), strict=True)
 
 
 @given(binary_matrices.filter(len), st.integers(0, 99))
 def test_rows_are_selected_in_the_order_asked_for(X: Bits, seed: int) -> None:
     keep = np.random.default_rng(seed).integers(0, len(X), 130)
-    np.testing.assert_array_equal(kernels.select_rows(packbits(X), keep), packbits(X[keep]))
+    np.testing.assert_array_equal(kernels.select_rows(pack_matrix(X), keep), pack_matrix(X[keep]))
 
 
 def test_threads_count_the_same_as_one() -> None:
-    words = packbits(random_bits(20_000, 70))
+    words = pack_matrix(random_bits(20_000, 70))
     jobs = [words, words[:33], words[:, 100:], words] * 5
     with ThreadPoolExecutor(2) as threads:
         together = list(threads.map(kernels.symmetric_joint_counts, jobs))

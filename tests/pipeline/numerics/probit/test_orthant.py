@@ -1,5 +1,4 @@
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
 
 import numpy as np
 import pytest
@@ -12,12 +11,9 @@ from pipeline.errors import FitError
 from pipeline.numerics.gaussian.bivariate_normal import bivariate_normal_cdf_array
 from pipeline.numerics.probit import orthant
 from pipeline.numerics.probit.orthant import MAX_FEATURES, log_orthant_probability
+from tests.support.enumeration import list_states
 
 seeds = st.integers(0, 2**32 - 1)
-
-
-def all_rows(n_features):
-    return np.array([*product((0, 1), repeat=n_features)], np.uint8)
 
 
 def one_factor(loadings):
@@ -82,8 +78,8 @@ def test_one_feature_is_exact(threshold):
 
 @given(st.floats(-5, 5), st.floats(-5, 5), st.floats(-0.99, 0.99))
 def test_two_features_are_the_bivariate_normal(h, k, rho):
-    result = log_orthant_probability(all_rows(2), [[1, rho], [rho, 1]], [h, k])
-    signs = 1 - 2.0 * all_rows(2)
+    result = log_orthant_probability(list_states((2, 2)), [[1, rho], [rho, 1]], [h, k])
+    signs = 1 - 2.0 * list_states((2, 2))
     probability = bivariate_normal_cdf_array(
         signs[:, 0] * h, signs[:, 1] * k, signs.prod(axis=1) * rho
     )

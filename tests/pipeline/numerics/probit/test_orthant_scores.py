@@ -1,5 +1,3 @@
-from itertools import product
-
 import numpy as np
 import pytest
 from scipy.special import log_ndtr, logsumexp, ndtr
@@ -8,15 +6,12 @@ from pipeline.errors import FitError
 from pipeline.numerics.gaussian.bivariate_normal import bivariate_normal_cdf_array
 from pipeline.numerics.probit.probit_scores import orthant_scores
 from tests.support.derivatives import differentiate
+from tests.support.enumeration import list_states
 
 STEEPEST = np.sqrt(np.pi / 8) * 3 * 3  # Of a mixing of 3 and a source of standard deviation 3.
 # In units of a standard error from 6 shifts, errors follow Student's t with 5 degrees of freedom:
 # 1 in 15,000 is above 12.
 N_ERRORS = 12
-
-
-def all_rows(n_features):
-    return np.array([*product((0, 1), repeat=n_features)], np.uint8)
 
 
 def factor_model(seed, n_features=6, n_components=2, steepest=1.0):
@@ -76,7 +71,7 @@ def two_features(weights, offsets):
     """Log P and its derivatives, from those of Φ2, of all four rows."""
     C = np.eye(2) + weights @ weights.T
     d = np.sqrt(np.diag(C))
-    sign = 2.0 * all_rows(2) - 1
+    sign = 2.0 * list_states((2, 2)) - 1
     b, rho = sign * offsets / d, sign.prod(axis=1) * C[0, 1] / d.prod()
     P = bivariate_normal_cdf_array(b[:, 0], b[:, 1], rho)
     root = np.sqrt(1 - rho**2)
@@ -96,7 +91,7 @@ def two_features(weights, offsets):
 def test_two_features_are_the_bivariate_normal(steepest):
     weights, offsets = factor_model(1, n_features=2, steepest=steepest)
     log_p, by_offsets, by_weights = two_features(weights, offsets)
-    scores = orthant_scores(all_rows(2), weights, offsets, tol=1e-9, max_points=1 << 17)
+    scores = orthant_scores(list_states((2, 2)), weights, offsets, tol=1e-9, max_points=1 << 17)
     assert_within_error(scores, log_p)
     np.testing.assert_allclose(scores.log_likelihood, log_p, rtol=0, atol=1e-6)
     assert_close(scores.offsets, by_offsets, 1e-5)
