@@ -20,6 +20,8 @@ from pipeline.models.support import Support, check_conflicts, check_features, ch
 from pipeline.params import get_named_arrays, list_arrays
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
+from pipeline.statistics.counts import FeatureCounts
+from pipeline.statistics.measurements import MeasuredCounts
 from pipeline.statistics.sums import Statistics
 
 _NANOSECONDS_PER_VALUE = 10.0
@@ -58,8 +60,6 @@ class Model(HasStructure, Protocol):
 
     name: ClassVar[str]
     """Name on the command line."""
-    first_statistics: ClassVar[type[Any]]
-    """Statistics for `initialize`, computed without parameters, such as `FeatureCounts`."""
     statistics: ClassVar[type[Statistics]]
     """Statistics of a pass; `first_statistics` again for a model without passes."""
     params: ClassVar[type[Any]]
@@ -87,6 +87,14 @@ class Model(HasStructure, Protocol):
 
     def __post_init__(self) -> None:
         check_settings(self)
+
+    @property
+    def first_statistics(self) -> type[Any]:
+        """Statistics for `initialize`, computed without parameters.
+
+        By default, they are counts of features, with moments of continuous ones if there are any.
+        """
+        return MeasuredCounts if self.structure.continuous.size else FeatureCounts
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what goes to workers: not what the model has computed for itself."""

@@ -267,7 +267,6 @@ class RestrictedBoltzmannMachine(GradientModel):
     unlinked_effect: ClassVar[str] = (
         "how they depend on each other is not determined: predict only within a part"
     )
-    first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[ChainSteps]] = ChainSteps
     default_rates: ClassVar[Mapping[str, float]] = CONTRASTIVE_RATES
     params: ClassVar[type[RBMParams]] = RBMParams

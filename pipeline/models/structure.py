@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.arrays import Indices
 from pipeline.data.covariates import Covariates
-from pipeline.data.features import Feature, are_binary
+from pipeline.data.features import Feature, are_binary, find_continuous
 from pipeline.data.level_probabilities import count_levels
 from pipeline.models.loading_pattern import LoadingPattern
 from pipeline.models.support import Part
@@ -60,6 +61,11 @@ class Structure:
     def n_levels(self) -> NDArray[np.int64] | None:
         """Number of levels of each feature, 1 of a continuous one; None if all are binary."""
         return None if are_binary(self.features) else np.maximum(count_levels(self.features), 1)
+
+    @property
+    def continuous(self) -> Indices:
+        """Indices of the continuous features."""
+        return np.array(find_continuous(self.features), np.int64)
 
     @property
     def feature_names(self) -> tuple[str, ...]:

@@ -30,8 +30,6 @@ from pipeline.statistics.correlations import (
 from pipeline.statistics.counts import FeatureCounts, PairCounts, PairTable
 from pipeline.statistics.sums import Sums, UntiledStatistics, merge_means
 
-FIRST_KEY = "first-with-numbers"
-"""Key of the results of `MeasuredCounts`."""
 _ROWS_AT_ONCE = 4096
 _LARGEST = float(np.finfo(np.float64).max)  # not ∞: counts are stored, and must be finite
 

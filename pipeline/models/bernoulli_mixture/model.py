@@ -45,7 +45,7 @@ from numpy.typing import NDArray
 
 from pipeline.arrays import Array
 from pipeline.data.blocks import BinaryBlock, iter_word_ranges
-from pipeline.data.features import find_continuous, select_with_levels
+from pipeline.data.features import select_with_levels
 from pipeline.data.level_probabilities import find_level_probabilities
 from pipeline.data.matching import draw_segments
 from pipeline.errors import FitWarning
@@ -104,7 +104,7 @@ from pipeline.statistics.counts import (
     pool_margins,
     warn_about_levels,
 )
-from pipeline.statistics.measurements import FIRST_KEY, MeasuredCounts, check_numbers
+from pipeline.statistics.measurements import MeasuredCounts, check_numbers
 from pipeline.statistics.sums import ClusteredSums, Sums
 
 MAX_PARAMETERS = 1500
@@ -167,23 +167,10 @@ class BernoulliMixture(Mixture):
         return self.structure.n_levels
 
     @property
-    def _continuous(self) -> list[int]:
-        return find_continuous(self.structure.features)
-
-    @property
     def _class_weights(self) -> ClassWeightsByGroup | ClassWeightsByCovariates:
         if self.structure.covariates is None:
             return ClassWeightsByGroup(self.structure.groups, self.smoothing)
         return ClassWeightsByCovariates(self.structure.covariates, self.smoothing)
-
-    @property
-    def first_statistics(self) -> type[FeatureCounts]:  # type: ignore[override]
-        """Counts of features, with moments of continuous ones."""
-        return MeasuredCounts if self._continuous else FeatureCounts
-
-    def first_key(self, seed: int) -> str:
-        """Return a key of the counts, another one if they have moments."""
-        return FIRST_KEY if self._continuous else super().first_key(seed)
 
     @property
     def _pseudo_ones(self) -> Array | float:
@@ -430,7 +417,7 @@ class BernoulliMixture(Mixture):
         )
         more = len(components) - _MAX_SHOWN
         shown += f"; and {more} more" if more > 0 else ""
-        features = tuple(self._continuous[j] for j in np.flatnonzero(places.any(axis=0)).tolist())
+        features = tuple(self.structure.continuous[places.any(axis=0)].tolist())
         remedy = "choose fewer {components} or more {smoothing}"
         warning = FitWarning(f"{text}: {{features}} ({shown}); {remedy}", features)
         return warning.with_names(self.structure.feature_names)

@@ -130,7 +130,6 @@ from pipeline.statistics.counts import (
     make_tiles,
 )
 from pipeline.statistics.measurements import (
-    FIRST_KEY,
     MeasuredCounts,
     MixedStatistics,
     check_numbers,
@@ -284,14 +283,9 @@ class BLICA(ProbitICA):
     tol: float = field(default=0.0, init=False)
 
     @property
-    def first_statistics(self) -> type[FeatureCounts]:  # type: ignore[override]
-        """Counts of levels, with moments of continuous features if there are any."""
-        return MeasuredCounts if self.continuous.size else FeatureCounts
-
-    @property
     def statistics(self) -> type[PairCounts | MixedStatistics]:  # type: ignore[override]
         """Counts of pairs, with sums of continuous features if there are any."""
-        return MixedStatistics if self.continuous.size else PairCounts
+        return MixedStatistics if self.structure.continuous.size else PairCounts
 
     def find_first_planes(self, n_planes: int) -> NDArray[np.int64]:
         """Return the first plane of each feature after cutting, and the number of planes.
@@ -306,7 +300,7 @@ class BLICA(ProbitICA):
 
     def make_tiles(self, n_features: int, n_segments: int, budget: int) -> Sequence[Tile | None]:
         """Split the pairs of features so that a task's counts stay within a budget."""
-        if self.continuous.size:
+        if self.structure.continuous.size:
             return (None,)
         return make_tiles(n_features, n_segments * self.count_groups(n_features), budget)
 
@@ -336,10 +330,6 @@ class BLICA(ProbitICA):
         # A bootstrap must not change this number, on which the choice of settings depends.
         fitting = max(2, min(_MAX_GROUPS, _MAX_GROUP_CELLS // n_features**2))
         return 1 << (fitting.bit_length() - 1)
-
-    def first_key(self, seed: int) -> str:
-        """Return a key of the counts, with moments of continuous features if there are any."""
-        return FIRST_KEY if self.continuous.size else super().first_key(seed)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Refuse fewer than 3 usable segments, and features that vary in none of them.
@@ -373,7 +363,7 @@ class BLICA(ProbitICA):
         ordinal = select_with_levels(self.structure.features)
         firsts = find_first_planes(ordinal) if ordinal else np.arange(first.ones.shape[1] + 1)
         varies = mark_varying_features(first.observed, first.ones, firsts)
-        for i in self.continuous.tolist():  # they are checked after they were cut
+        for i in self.structure.continuous.tolist():  # they are checked after they were cut
             varies = np.insert(varies, i, True, axis=1)
         n_features = varies.shape[1]
         if self.n_components is not None and self.n_components > n_features:
@@ -414,7 +404,7 @@ class BLICA(ProbitICA):
         self, params: BLICAParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> PairCounts | MixedStatistics:
         """Count the pairs of a block, with its rows dealt to groups, and sum its values."""
-        if not self.continuous.size:
+        if not self.structure.continuous.size:
             return PairCounts.from_groups(block, self.count_groups(block.n_features))
         z = standardize_numbers(block, working["number_means"], working["number_deviations"])
         cut = self._cut_numbers(block, z)
@@ -437,7 +427,7 @@ class BLICA(ProbitICA):
     def _cut_numbers(self, block: BinaryBlock, z: Array) -> BinaryBlock:
         """Return a block with the planes of all features, given its standardized values."""
         n_planes = np.diff(self.find_first_planes(block.n_features))
-        is_cut = np.repeat(np.isin(np.arange(len(n_planes)), self.continuous), n_planes)
+        is_cut = np.repeat(np.isin(np.arange(len(n_planes)), self.structure.continuous), n_planes)
         bits = (z[:, None] >= _CUTS[:, None]).reshape(-1, block.n_samples).view(np.uint8)
         known = np.repeat(~np.isnan(z), len(_CUTS), axis=0).view(np.uint8)
         cut = pack_block(bits.T, known.T)
@@ -454,7 +444,7 @@ class BLICA(ProbitICA):
 
     def counts_key(self, n_features: int) -> str | None:
         """Return a key of the pair counts of each segment's groups; None if cuts depend on rows."""
-        return None if self.continuous.size else f"{self.count_groups(n_features)} groups"
+        return None if self.structure.continuous.size else f"{self.count_groups(n_features)} groups"
 
     def update(
         self,
@@ -506,7 +496,7 @@ class BLICA(ProbitICA):
     def _add_units(self, state: FitState, sums: Arrays) -> BLICAParams:
         """Return parameters with units of continuous features, and without their cuts."""
         params: BLICAParams = state.params
-        own = self.continuous
+        own = self.structure.continuous
         assert params.n_levels is not None
         assert params.level_thresholds is not None
         rows = np.maximum(sums["rows"], 1)

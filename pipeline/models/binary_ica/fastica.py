@@ -85,7 +85,6 @@ class FastICA(Model):
 
     name: ClassVar[str] = "fastica"
     unlinked_effect: ClassVar[str] = UNLINKED_SOURCES
-    first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[RowSample]] = RowSample
     params: ClassVar[type[FastICAParams]] = FastICAParams
     signed_arrays: ClassVar[tuple[str, ...]] = ("mixing", "unmixing")

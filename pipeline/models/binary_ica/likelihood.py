@@ -102,7 +102,7 @@ from pipeline.numerics.probit.probit_scores import (
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, PairCounts
-from pipeline.statistics.measurements import FIRST_KEY, MeasuredCounts, MixedStatistics
+from pipeline.statistics.measurements import MeasuredCounts, MixedStatistics
 from pipeline.statistics.sums import ScoreSums, UntiledStatistics
 
 ScoreFunction = Callable[..., ProbitScores]
@@ -181,14 +181,14 @@ class BinaryICALikelihood(ProbitICA):
     tol: float = setting(0.01, above=0)
 
     @property
-    def first_statistics(self) -> type[FeatureCounts | PairCounts]:  # type: ignore[override]
+    def first_statistics(self) -> type[FeatureCounts | PairCounts]:
         """Counts of pairs, or of levels and moments if BLICA takes a pass of its own."""
-        return MeasuredCounts if self.continuous.size else PairCounts
+        return MeasuredCounts if self.structure.continuous.size else PairCounts
 
     @property
     def statistics(self) -> type[ScoreSums | StageSums]:  # type: ignore[override]
         """Sums of scores, or those of the stage if BLICA takes a pass of its own."""
-        return StageSums if self.continuous.size else ScoreSums
+        return StageSums if self.structure.continuous.size else ScoreSums
 
     def _make_start_model(self) -> BLICA:
         """Return the model whose fit is the starting point."""
@@ -209,7 +209,7 @@ class BinaryICALikelihood(ProbitICA):
         """Return the bytes of the products of scores, or of the BLICA fit if it needs more."""
         n_mixed = self._count_features(n_features)
         n_components = self.n_components or n_mixed
-        n_scales = 2 * len(self.continuous)
+        n_scales = 2 * len(self.structure.continuous)
         n_shared, n_own = n_mixed * n_components + n_features + n_scales, 2 * n_components
         products = n_shared**2 + n_segments * n_own * n_shared
         start = self._make_start_model().estimate_memory(n_features, n_segments, n_threads)
@@ -229,7 +229,7 @@ class BinaryICALikelihood(ProbitICA):
         n_parameters = params.mixing.size + n_features + 2 * q
         nanoseconds = len(params.mixing) * self._estimate_nanoseconds(*params.mixing.shape)
         n_distinct = float(n_segments * 2 ** (0.75 * min(n_features, 64)))
-        share = 1.0 if self.continuous.size else min(1.0, n_distinct / max(n_rows, 1))
+        share = 1.0 if self.structure.continuous.size else min(1.0, n_distinct / max(n_rows, 1))
         nanoseconds += 0.07 * n_parameters**2
         return WorkEstimate(nanoseconds * share, 8 * n_parameters**2)
 
@@ -246,7 +246,7 @@ class BinaryICALikelihood(ProbitICA):
 
     def summarize_first(self, block: BinaryBlock, rng: RowRandom) -> FeatureCounts | PairCounts:
         """Count the pairs of a block, as BLICA does, or its levels and moments."""
-        if self.continuous.size:
+        if self.structure.continuous.size:
             return MeasuredCounts.from_block(block)
         return PairCounts.from_groups(
             block, self._make_start_model().count_groups(block.n_features)
@@ -254,8 +254,8 @@ class BinaryICALikelihood(ProbitICA):
 
     def first_key(self, seed: int) -> str:
         """Return a key of the counts; the number of groups of pairs depends on BLICA's choices."""
-        if self.continuous.size:
-            return FIRST_KEY
+        if self.structure.continuous.size:
+            return super().first_key(seed)
         return "pairs of one group" if self.n_components else "pairs of groups"
 
     def initialize(self, first: FeatureCounts | PairCounts, rng: np.random.Generator) -> FitState:
@@ -351,7 +351,7 @@ class BinaryICALikelihood(ProbitICA):
             assert isinstance(pairs, MixedStatistics)
             return StageSums(pairs)
         scores = sum_scores(params, block, self._find_score_function(params))
-        return StageSums(scores) if self.continuous.size else scores
+        return StageSums(scores) if self.structure.continuous.size else scores
 
     def mean_log_likelihood(
         self, params: BinaryICALikelihoodParams, statistics: Any

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from pipeline.arrays import Array
 from pipeline.data.blocks import BinaryBlock, unpack_levels
-from pipeline.data.features import find_continuous
 from pipeline.data.matching import UNKNOWN_SEGMENT, draw_segments
 from pipeline.errors import FitError
 from pipeline.models.base import Model
@@ -204,11 +203,6 @@ class ProbitICA(Model):
         "variance": ("component",),
         "converged": (),
     }
-
-    @property
-    def continuous(self) -> NDArray[np.int64]:
-        """Indices of the continuous features."""
-        return np.array(find_continuous(self.structure.features), np.int64)
 
     @contextmanager
     def _name_features(self) -> Iterator[None]:

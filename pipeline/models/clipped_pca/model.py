@@ -66,7 +66,6 @@ from pipeline.data.features import (
     MAX_LEVELS,
     Feature,
     are_binary,
-    find_continuous,
     find_first_planes,
     select_with_levels,
 )
@@ -125,7 +124,6 @@ from pipeline.statistics.counts import (
 )
 from pipeline.statistics.level_null_spectrum import PlaneMargins, estimate_level_null_quantiles
 from pipeline.statistics.measurements import (
-    FIRST_KEY,
     MeasuredCounts,
     MixedStatistics,
     check_numbers,
@@ -270,27 +268,17 @@ class ClippedPCA(Model):
         return select_with_levels(self.structure.features)
 
     @property
-    def _continuous(self) -> NDArray[np.int64]:
-        """Indices of the continuous features."""
-        return np.array(find_continuous(self.structure.features), np.int64)
-
-    @property
     def _mixed(self) -> MixedPairs | None:
         """Pairs with continuous features; None if there are none."""
-        if not self._continuous.size or (firsts := self.first_planes) is None:
+        if not self.structure.continuous.size or (firsts := self.first_planes) is None:
             return None
         features = self.structure.features
         return MixedPairs(features, firsts, self._estimator_function, self.empty_cells)
 
     @property
-    def first_statistics(self) -> type[FeatureCounts]:  # type: ignore[override]
-        """Counts of levels, with moments of continuous features."""
-        return MeasuredCounts if self._continuous.size else FeatureCounts
-
-    @property
     def statistics(self) -> type[Any]:  # type: ignore[override]
         """Counts of pairs, with sums over continuous features."""
-        return MixedStatistics if self._continuous.size else PairCounts
+        return MixedStatistics if self.structure.continuous.size else PairCounts
 
     @property
     def pair_counts(self) -> tuple[str, ...]:
@@ -300,15 +288,11 @@ class ClippedPCA(Model):
     @property
     def cell_bytes(self) -> int:
         """Bytes per pair of a strip."""
-        return _MIXED_CELL_BYTES if self._continuous.size else CELL_BYTES
-
-    def first_key(self, seed: int) -> str:
-        """Return a key of the counts, another one if they have moments."""
-        return FIRST_KEY if self._continuous.size else super().first_key(seed)
+        return _MIXED_CELL_BYTES if self.structure.continuous.size else CELL_BYTES
 
     def make_tiles(self, n_features: int, n_segments: int, budget: int) -> Sequence[Tile | None]:
         """Split the pairs of features so that a task's counts stay within a budget."""
-        if self._continuous.size:
+        if self.structure.continuous.size:
             return (None,)
         return make_tiles(n_features, 1, budget)
 
@@ -368,8 +352,8 @@ class ClippedPCA(Model):
             assert params.scales is not None
             working |= {
                 "number_weights": first.number_weights,
-                "number_means": params.means[self._continuous],
-                "number_scales": params.scales[self._continuous],
+                "number_means": params.means[self.structure.continuous],
+                "number_scales": params.scales[self.structure.continuous],
             }
         state = FitState(
             params,
@@ -409,7 +393,7 @@ class ClippedPCA(Model):
     def _describe_size(self, n_features: int) -> tuple[str, str]:
         """Return the largest size of data that are not wide, and the size of these data."""
         levels, limit = "levels above the lowest ones", MAX_SQUARE_FEATURES
-        if self._continuous.size:
+        if self.structure.continuous.size:
             n_columns = int(self.count_columns(0).sum())
             return f"{limit} continuous features and {levels}", str(n_columns)
         if (firsts := self.first_planes) is None:
@@ -433,8 +417,8 @@ class ClippedPCA(Model):
         if not isinstance(first, MeasuredCounts):
             return params
         means, scales = np.zeros(n_features), np.ones(n_features)
-        means[self._continuous] = first.means
-        scales[self._continuous] = np.where(
+        means[self.structure.continuous] = first.means
+        scales[self.structure.continuous] = np.where(
             first.is_constant,
             _CONSTANT_SCALE * np.maximum(np.abs(first.means), 1.0),
             np.sqrt(first.squares / first.number_weights),
@@ -444,7 +428,7 @@ class ClippedPCA(Model):
     @property
     def _ordinal(self) -> NDArray[np.int64]:
         """Indices of the features that have levels."""
-        return np.setdiff1d(np.arange(len(self.structure.features)), self._continuous)
+        return np.setdiff1d(np.arange(len(self.structure.features)), self.structure.continuous)
 
     def _find_constant_features(
         self, first: FeatureCounts, is_constant: NDArray[np.bool_]
@@ -455,7 +439,7 @@ class ClippedPCA(Model):
         ordinal = self._ordinal[np.logical_and.reduceat(is_constant, firsts[:-1])]
         if not isinstance(first, MeasuredCounts):
             return ordinal
-        return np.sort(np.concatenate([ordinal, self._continuous[first.is_constant]]))
+        return np.sort(np.concatenate([ordinal, self.structure.continuous[first.is_constant]]))
 
     def _name_features(self, features: NDArray[np.intp]) -> tuple[int, ...] | tuple[str, ...]:
         """Return features for messages: indices, or names if an index stands for a plane."""
@@ -505,7 +489,7 @@ class ClippedPCA(Model):
 
         None with continuous features: sums depend on the parameters.
         """
-        return None if self._continuous.size else POOLED_KEY
+        return None if self.structure.continuous.size else POOLED_KEY
 
     def update(
         self, state: FitState, statistics: Any, map_items: MapFunction, rng: np.random.Generator
@@ -649,7 +633,7 @@ class ClippedPCA(Model):
     def has_pair_tables(self, n_features: int) -> bool:
         """Return whether data are so wide that pairs are counted in strips."""
         columns = self.count_columns(n_features)
-        limit = MAX_SQUARE_FEATURES if self._continuous.size else MAX_SQUARE_PLANES
+        limit = MAX_SQUARE_FEATURES if self.structure.continuous.size else MAX_SQUARE_PLANES
         return len(columns) > MAX_SQUARE_FEATURES or int(columns.sum()) > limit
 
     def tabulate(
@@ -729,7 +713,7 @@ class ClippedPCA(Model):
                 int(total), observed, ones, self._estimator_function, n_leading, rng
             )
         n_values = np.zeros(0, np.int64)  # of each continuous feature that varies
-        if (continuous := self._continuous).size:
+        if (continuous := self.structure.continuous).size:
             is_varying = ~np.isin(continuous, state.auxiliary["constant"])
             n_values = np.rint(state.working["number_weights"][is_varying]).astype(np.int64)
         margins = PlaneMargins(int(total), observed, ones, firsts)

@@ -313,7 +313,7 @@ class HiddenTree(Model):
         return sum(feature.n_planes for feature in self.structure.features) > MAX_SQUARE_FEATURES
 
     @property
-    def first_statistics(self) -> type[FeatureCounts | PairCounts]:  # type: ignore[override]
+    def first_statistics(self) -> type[FeatureCounts | PairCounts]:
         """Counts of ones, or of pairs unless these are counted in strips."""
         return FeatureCounts if self.is_wide else PairCounts
 

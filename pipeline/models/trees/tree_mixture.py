@@ -240,7 +240,6 @@ class TreeMixture(Mixture):
         "the parts are taken as independent given the tree, and which tree of "
         "one part belongs to which of another is not determined"
     )
-    first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[Sums]] = Sums
     params: ClassVar[type[TreeMixtureParams]] = TreeMixtureParams
     max_held_out_components: ClassVar[int] = 64
