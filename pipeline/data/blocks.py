@@ -170,18 +170,13 @@ def iter_word_ranges(block: BinaryBlock, n_words: int) -> Iterator[BinaryBlock]:
     for first in range(0, max(block.words.shape[1], 1), n_words):
         words = slice(first, first + n_words)
         rows = slice(64 * first, min(64 * (first + n_words), block.n_samples))
-        mask, numbers = block.observed_words, block.numbers
+        mask = block.observed_words
         yield replace(
             block,
             words=block.words[:, words],
             observed_words=None if mask is None else mask[:, words],
             n_samples=rows.stop - rows.start,
-            rows=block.rows[rows],
-            columns={name: values[rows] for name, values in block.columns.items()},
-            weights=_take(block.weights, rows),
-            clusters=_take(block.clusters, rows),
-            covariates=_take(block.covariates, rows),
-            numbers=None if numbers is None else numbers[:, rows],
+            **_take_per_row(block, rows),
         )
 
 
@@ -227,22 +222,15 @@ def concatenate_blocks(blocks: Sequence[BinaryBlock]) -> BinaryBlock:
         has_sampling_weights=blocks[0].has_sampling_weights,
         clusters=_concatenate([block.clusters for block in blocks], order),
         covariates=_concatenate([block.covariates for block in blocks], order),
-        numbers=_concatenate_numbers(blocks, order),
+        numbers=_concatenate([block.numbers for block in blocks], order, axis=1),
     )
 
 
 def _concatenate(
-    parts: Sequence[NDArray[Any] | None], order: NDArray[np.intp]
+    parts: Sequence[NDArray[Any] | None], order: NDArray[np.intp], axis: int = 0
 ) -> NDArray[Any] | None:
     present = [part for part in parts if part is not None]
-    return np.concatenate(present)[order] if present else None
-
-
-def _concatenate_numbers(
-    blocks: Sequence[BinaryBlock], order: NDArray[np.intp]
-) -> NDArray[np.float32] | None:
-    present = [block.numbers for block in blocks if block.numbers is not None]
-    return np.concatenate(present, axis=1)[:, order] if present else None
+    return np.concatenate(present, axis=axis)[(slice(None),) * axis + (order,)] if present else None
 
 
 class PackedChunk(Protocol):
@@ -279,7 +267,7 @@ class PackedChunk(Protocol):
 
 @dataclass(frozen=True)
 class AnnotatedChunk:
-    """A chunk with weights and covariates of its rows; see `BinaryBlock`.
+    """A chunk in memory, which may have weights and covariates of its rows; see `BinaryBlock`.
 
     If rows have weights, those of weight 0 are not kept.
     """
@@ -289,7 +277,7 @@ class AnnotatedChunk:
     blocks: NDArray[np.int64]
     rows: NDArray[np.int64]
     columns: Mapping[str, NDArray[Any]]
-    keep: NDArray[np.bool_] | None
+    keep: NDArray[np.bool_] | None = None
     weights: NDArray[np.int64] | None = None
     weight_unit: float = 1.0
     has_sampling_weights: bool = False
@@ -360,7 +348,7 @@ WHOLE_CHUNK = ChunkPart()
 
 def iter_blocks(chunk: PackedChunk, part: ChunkPart = WHOLE_CHUNK) -> Iterator[BinaryBlock]:
     """Yield the blocks of a chunk or of a part of it, limited to the rows of the chosen split."""
-    n_words, start = chunk.words.shape[1], 0
+    chunk, n_words, start = annotate_chunk(chunk), chunk.words.shape[1], 0
     for segment, first_word, n_block_rows in chunk.blocks.tolist():
         own = part.select_rows(first_word, n_block_rows, n_words)
         rows, n_rows = slice(start + own.start, start + own.stop), own.stop - own.start
@@ -374,19 +362,10 @@ def iter_blocks(chunk: PackedChunk, part: ChunkPart = WHOLE_CHUNK) -> Iterator[B
             None if chunk.observed is None else chunk.observed[:, span],
             n_rows,
             segment,
-            chunk.rows[rows],
-            {name: values[rows] for name, values in chunk.columns.items()},
-            numbers=None if chunk.numbers is None else chunk.numbers[:, rows],
+            weight_unit=chunk.weight_unit,
+            has_sampling_weights=chunk.has_sampling_weights,
+            **_take_per_row(chunk, rows),
         )
-        if isinstance(chunk, AnnotatedChunk):
-            block = replace(
-                block,
-                weights=_take(chunk.weights, rows),
-                weight_unit=chunk.weight_unit,
-                has_sampling_weights=chunk.has_sampling_weights,
-                clusters=_take(chunk.clusters, rows),
-                covariates=_take(chunk.covariates, rows),
-            )
         yield block if chunk.keep is None else block.take_rows(np.flatnonzero(chunk.keep[rows]))
 
 
@@ -400,17 +379,20 @@ def _take_rows(block: BinaryBlock, full_words: slice, single: NDArray[np.int64])
         words=_take_words(block.words, full_words, single),
         observed_words=None if mask is None else _take_words(mask, full_words, single),
         n_samples=len(indices),
-        rows=block.rows[indices],
-        columns={name: values[indices] for name, values in block.columns.items()},
-        weights=_take(block.weights, indices),
-        clusters=_take(block.clusters, indices),
-        covariates=_take(block.covariates, indices),
-        numbers=None if block.numbers is None else block.numbers[:, indices],
+        **_take_per_row(block, indices),
     )
 
 
-def _take(values: NDArray[Any] | None, rows: slice | NDArray[np.int64]) -> NDArray[Any] | None:
-    return None if values is None else values[rows]
+def _take_per_row(
+    source: BinaryBlock | AnnotatedChunk, rows: slice | NDArray[np.int64]
+) -> dict[str, Any]:
+    """Return everything about some rows besides their bits, by the name of the field."""
+    parts = {name: getattr(source, name) for name in ("rows", "weights", "clusters", "covariates")}
+    return {
+        **{name: None if values is None else values[rows] for name, values in parts.items()},
+        "columns": {name: values[rows] for name, values in source.columns.items()},
+        "numbers": None if source.numbers is None else source.numbers[:, rows],
+    }
 
 
 def _take_words(words: Words, full_words: slice, single: NDArray[np.int64]) -> Words:

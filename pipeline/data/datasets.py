@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import PackedChunk, RowSource, Words, iter_blocks
+from pipeline.data.blocks import AnnotatedChunk, PackedChunk, RowSource, Words, iter_blocks
 from pipeline.data.display import DisplayItems, ResultDisplayMixin
 from pipeline.data.features import (
     count_planes,
@@ -169,31 +169,18 @@ class StoredArtifact(Protocol):
 
 
 @dataclass(frozen=True)
-class MemoryChunk:
-    """A range of rows, stably sorted by segment; implements `PackedChunk`."""
-
-    words: Words
-    observed: Words | None
-    blocks: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    columns: Mapping[str, NDArray[Any]]
-    keep: NDArray[np.bool_] | None = None
-    numbers: NDArray[np.float32] | None = None
-
-
-@dataclass(frozen=True)
 class MemoryReader:
     """Reads chunks by key, with the chosen per-row columns and split.
 
     `number_columns` has the columns of texts to read as numbers, and the numbers of their codes.
     """
 
-    chunks: tuple[MemoryChunk, ...]
+    chunks: tuple[AnnotatedChunk, ...]
     columns: tuple[str, ...]
     split: int | None
     number_columns: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
-    def __call__(self, key: int) -> MemoryChunk:
+    def __call__(self, key: int) -> AnnotatedChunk:
         """Return a chunk."""
         chunk = self.chunks[key]
         columns = {name: chunk.columns[name] for name in self.columns}
@@ -215,7 +202,7 @@ class MemoryDataset(ResultDisplayMixin):
     feature_names: tuple[str, ...]
     segment_names: tuple[str, ...]
     levels: Mapping[str, tuple[str, ...]]
-    chunks: tuple[MemoryChunk, ...]
+    chunks: tuple[AnnotatedChunk, ...]
     row_columns: RowColumns | None = None
     feature_levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -275,21 +262,20 @@ class MemoryDataset(ResultDisplayMixin):
 
         Missing texts have code -1.
         """
-        code = self._find_split_code(split)
-        for chunk in self.chunks:
-            order = np.argsort(chunk.rows)
-            if code is not None:
-                order = order[chunk.columns[_SPLIT][order] == code]
+        for chunk, order in self._iter_chunks(split):
             yield chunk.rows[order], chunk.columns[name][order]
 
     def iter_segments(self, split: str | None = None) -> Iterator[ColumnPart]:
         """Yield the original rows and the index of their segments, in order."""
+        for chunk, order in self._iter_chunks(split):
+            yield chunk.rows[order], np.repeat(chunk.blocks[:, 0], chunk.blocks[:, 2])[order]
+
+    def _iter_chunks(self, split: str | None) -> Iterator[tuple[AnnotatedChunk, NDArray[np.intp]]]:
+        """Yield the chunks, with the places of the rows of a split in their original order."""
         code = self._find_split_code(split)
         for chunk in self.chunks:
             order = np.argsort(chunk.rows)
-            if code is not None:
-                order = order[chunk.columns[_SPLIT][order] == code]
-            yield chunk.rows[order], np.repeat(chunk.blocks[:, 0], chunk.blocks[:, 2])[order]
+            yield chunk, order if code is None else order[chunk.columns[_SPLIT][order] == code]
 
     def view_planes(
         self,
@@ -425,7 +411,7 @@ def make_memory_dataset(
     If the rows continue a dataset, `segment_names` are its segments and `first_row` is its number
     of rows.
     """
-    chunks: list[MemoryChunk] = []
+    chunks: list[AnnotatedChunk] = []
     per_row: list[Mapping[str, NDArray[Any]]] = []
     segments = {name: code for code, name in enumerate(segment_names)}
     feature_names: tuple[str, ...] = ()
@@ -532,7 +518,7 @@ def _encode_texts(texts: NDArray[Any], codes: dict[str, int]) -> NDArray[np.int3
     return np.fromiter((codes.get(text, -1) for text in texts), np.int32, len(texts))
 
 
-def _make_chunk(table: BinaryTable, codes: NDArray[np.int32], first: int) -> MemoryChunk:
+def _make_chunk(table: BinaryTable, codes: NDArray[np.int32], first: int) -> AnnotatedChunk:
     """Pack a chunk's rows, sorted by segment; each segment starts at a word boundary.
 
     `first` is the number of rows before the chunk. Per-row columns are added later.
@@ -545,7 +531,7 @@ def _make_chunk(table: BinaryTable, codes: NDArray[np.int32], first: int) -> Mem
     X, observed = table.X, table.observed
     if table.feature_levels:
         X, observed = split_values(X, observed, list_features(table))
-    return MemoryChunk(
+    return AnnotatedChunk(
         _pack_parts(X, parts),
         None if observed is None else _pack_parts(observed, parts),
         blocks,
@@ -556,8 +542,8 @@ def _make_chunk(table: BinaryTable, codes: NDArray[np.int32], first: int) -> Mem
 
 
 def _select_planes(
-    chunk: MemoryChunk, planes: Sequence[PlaneSource], continuous: Sequence[str]
-) -> MemoryChunk:
+    chunk: AnnotatedChunk, planes: Sequence[PlaneSource], continuous: Sequence[str]
+) -> AnnotatedChunk:
     """Return a chunk with some planes, some of which are cut from continuous features."""
     words, observed = chunk.words, chunk.observed
     places = [plane for plane in planes if isinstance(plane, int)]

@@ -57,8 +57,7 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.arrays import Array, Counts
-from pipeline.data.blocks import BinaryBlock, PackedChunk, RowSource, iter_blocks
-from pipeline.data.datasets import MemoryChunk
+from pipeline.data.blocks import AnnotatedChunk, BinaryBlock, PackedChunk, RowSource, iter_blocks
 from pipeline.data.features import Feature
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor
@@ -245,7 +244,7 @@ class _GroupReader:
     column: str
     values: tuple[int, ...]
 
-    def __call__(self, key: int) -> MemoryChunk:
+    def __call__(self, key: int) -> AnnotatedChunk:
         """Read a chunk, and sort its rows by group."""
         chunk = self.read(key)
         blocks = [
@@ -260,7 +259,7 @@ class _GroupReader:
             for block, first_word in zip(blocks, np.cumsum(n_words), strict=False)
         ]
         masks = [block.observed_words for block in blocks if block.observed_words is not None]
-        return MemoryChunk(
+        return AnnotatedChunk(
             np.concatenate([chunk.words[:, :0], *(block.words for block in blocks)], axis=1),
             np.concatenate(masks, axis=1) if masks else None,
             np.array(table, np.int64).reshape(-1, 3),

@@ -42,14 +42,7 @@ class TreeEdges(NamedTuple):
 
     def select(self, places: slice) -> TreeEdges:
         """Return the edges at these places."""
-        return TreeEdges(
-            self.tree[places],
-            self.weight[places],
-            self.feature[places],
-            self.parent[places],
-            self.mutual_information[places],
-            self.correlation[places],
-        )
+        return TreeEdges._make(values[places] for values in self)
 
 
 def find_tree_edges(model: Model, params: Any, source: str) -> TreeEdges:

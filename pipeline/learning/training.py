@@ -120,11 +120,11 @@ class GradientLearner:
     """
 
     def __init__(
-        self, theta: NDArray[np.float32], optimiser: Optimiser, memory: OptimiserMemory, rate: float
+        self, theta: NDArray[np.float32], training: GradientTraining, working: Arrays
     ) -> None:
-        """Start at `theta`; it and `memory` are changed in place."""
-        self.theta, self.memory, self.n_rows = theta, memory, 0
-        self._optimiser, self._rate = optimiser, rate
+        """Start at `theta`, which is changed in place, from the working state of a pass."""
+        self.theta, self.memory, self.n_rows = theta, training.copy_memory(working), 0
+        self._optimiser, self._rate = training.optimiser, float(working["rate"])
 
     def step(self, batch: TrainingBatch) -> None:
         """Take a step with the rows of a batch."""

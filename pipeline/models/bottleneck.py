@@ -46,7 +46,7 @@ from pipeline.arrays import Array
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError
 from pipeline.learning.batches import TrainingBatch
-from pipeline.learning.training import GradientLearner, Optimiser, OptimiserMemory, train_on_blocks
+from pipeline.learning.training import GradientLearner, GradientTraining, train_on_blocks
 from pipeline.models.gradient import GradientModel
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
@@ -272,9 +272,7 @@ class Bottleneck(GradientModel):
         rng: RowRandom,
     ) -> StepSums | None:
         """Take steps through a task's labelled rows; return the change and the score."""
-        training, rate = self._training, float(working["rate"])
-        memory = training.copy_memory(working)
-        learner = BottleneckLearner(params, self.column, training.optimiser, memory, rate)
+        learner = BottleneckLearner(params, self.column, self._training, working)
         score = partial(_score_rows, params, self.column)
         rows, ignoring = self._iter_labelled_rows(blocks()), params.ignore_features()
         baseline = partial(_score_rows, ignoring, self.column)
@@ -331,15 +329,10 @@ class BottleneckLearner(GradientLearner):
     """The parameters Θ, (n_numbers,), while a task takes steps."""
 
     def __init__(
-        self,
-        params: BottleneckParams,
-        column: str,
-        optimiser: Optimiser,
-        memory: OptimiserMemory,
-        rate: float,
+        self, params: BottleneckParams, column: str, training: GradientTraining, working: Arrays
     ) -> None:
-        """Start from `params`; `memory` is changed in place."""
-        super().__init__(params.theta.astype(np.float32), optimiser, memory, rate)
+        """Start from `params`."""
+        super().__init__(params.theta.astype(np.float32), training, working)
         self._params, self._column = params, column
         self._means = params.means.astype(np.float32)
         self._network = params.network.unflatten(self.theta)  # views, which change with Θ

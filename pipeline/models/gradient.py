@@ -175,9 +175,8 @@ class NetworkLearner(GradientLearner):
     def __init__(
         self, training: GradientTraining, working: Arrays, layers: Layers, fill: FillGradient
     ) -> None:
-        theta = flatten_layers(layers).astype(np.float32)
-        memory, sizes = training.copy_memory(working), count_units(layers)
-        super().__init__(theta, training.optimiser, memory, float(working["rate"]))
+        theta, sizes = flatten_layers(layers).astype(np.float32), count_units(layers)
+        super().__init__(theta, training, working)
         self._fill, self._gradient, self._move = fill, np.empty_like(theta), np.empty_like(theta)
         self._layers, self._gradients, self._moves = (
             split_into_layers(flat, sizes) for flat in (theta, self._gradient, self._move)

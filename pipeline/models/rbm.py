@@ -85,8 +85,6 @@ from pipeline.learning.convergence import ConvergenceCriterion, ObjectiveCriteri
 from pipeline.learning.training import (
     GradientLearner,
     GradientTraining,
-    Optimiser,
-    OptimiserMemory,
     compute_judged_log_likelihood,
     train_on_blocks,
 )
@@ -446,9 +444,9 @@ class RestrictedBoltzmannMachine(GradientModel):
         if "exact" in working:
             parts = [_sum_block(params, block) for block in blocks()]
             return reduce(ChainSteps.merge, parts) if parts else None
-        theta, memory = params.theta.astype(np.float32), self._training.copy_memory(working)
-        shares, chains = params.shares.astype(np.float32), working["chains"]
-        learner = ContrastLearner(self._make_rule(working), theta, shares, memory, chains, rng)
+        theta, shares = params.theta.astype(np.float32), params.shares.astype(np.float32)
+        rule = self._make_rule(working)
+        learner = ContrastLearner(rule, theta, shares, self._training, working, rng)
         sums = train_on_blocks(learner, partial(_pseudo_score, params), blocks(), working, rng)
         if sums is None:
             return None
@@ -456,16 +454,8 @@ class RestrictedBoltzmannMachine(GradientModel):
         return ChainSteps(sums.n_rows, sums.weight, sums.objective, values)
 
     def _make_rule(self, working: Arrays) -> ContrastRule:
-        return ContrastRule(
-            self._training.optimiser,
-            self.steps,
-            _COOLING_MISSING_DRAWS if working["cooling"] > 0 else _MISSING_DRAWS,
-            int(working["batch"]),
-            float(working["rate"]),
-            self.weight_decay,
-            self.sparsity,
-            self.target,
-        )
+        n_draws = _COOLING_MISSING_DRAWS if working["cooling"] > 0 else _MISSING_DRAWS
+        return ContrastRule(self.steps, n_draws, self.weight_decay, self.sparsity, self.target)
 
     def _score_scale(self, params: RBMParams) -> float:
         return params.baseline_log_likelihood
@@ -691,15 +681,12 @@ def _pseudo_score(params: RBMParams, batch: TrainingBatch) -> Array:
 class ContrastRule:
     """How a batch becomes a step: see the settings of `RestrictedBoltzmannMachine`.
 
-    Per batch of at most `batch` rows, `n_steps` is the number of Gibbs steps of the chains, and
-    `n_missing_draws` that of the missing values.
+    Per batch, `n_steps` is the number of Gibbs steps of the chains, and `n_missing_draws` that of
+    the missing values.
     """
 
-    optimiser: Optimiser
     n_steps: int
     n_missing_draws: int
-    batch: int
-    rate: float
     weight_decay: float
     sparsity: float
     target: float
@@ -725,23 +712,25 @@ class ContrastLearner(GradientLearner):
         rule: ContrastRule,
         theta: Singles,
         shares: Singles,
-        memory: OptimiserMemory,
-        chains: Bits,
+        training: GradientTraining,
+        working: Arrays,
         rng: RowRandom,
     ) -> None:
-        """Prepare the work space; `theta` and `memory` are changed in place.
+        """Prepare the work space; `theta` is changed in place.
 
-        `shares` (n_features,) is μ, the share of ones per feature. `chains` (n_chains, n_features)
-        are the initial persistent chains, none if chains start at the rows.
+        `shares` (n_features,) is μ, the share of ones per feature. The working state holds the
+        initial persistent `chains`, (n_chains, n_features), none if chains start at the rows.
         """
-        super().__init__(theta, rule.optimiser, memory, rule.rate)
+        super().__init__(theta, training, working)
+        chains, batch = working["chains"], int(working["batch"])
         self._rule, self._shares, self._n_chains, self._first = rule, shares, len(chains), -1
+        self._batch = batch
         self._missing, self._rng = rng.stream("missing"), rng.stream("chains")
-        n_places, (n_rows, n_columns) = rule.batch + (len(chains) or rule.batch), theta.shape
+        n_places, (n_rows, n_columns) = batch + (len(chains) or batch), theta.shape
         # The rows of a batch end where the chains start, so that both form one matrix.
         self._units = np.ones((n_places, n_rows), np.float32)
         self._hidden = np.empty((n_places, n_columns), np.float32)
-        self._units[rule.batch : rule.batch + len(chains), :-1] = chains
+        self._units[batch : batch + len(chains), :-1] = chains
         self._draws: UnitDraws | None = None
         # Reused by every step: newly allocated memory would have to be paged in.
         self._hidden_in = np.empty((n_places, n_columns - 1), np.float32)
@@ -753,8 +742,8 @@ class ContrastLearner(GradientLearner):
     @property
     def chains(self) -> Bits:
         """State of the persistent chains, (n_chains, n_features)."""
-        stop = self._rule.batch + self._n_chains
-        return self._units[self._rule.batch : stop, :-1].astype(np.uint8)
+        stop = self._batch + self._n_chains
+        return self._units[self._batch : stop, :-1].astype(np.uint8)
 
     @property
     def chain_keys(self) -> NDArray[np.float64]:
@@ -765,7 +754,7 @@ class ContrastLearner(GradientLearner):
         return keys.uniform(np.arange(self._n_chains), 1)[:, 0]
 
     def _take_step(self, batch: TrainingBatch) -> None:
-        middle, rows, n_rows = self._rule.batch, batch.rows, len(batch.rows)
+        middle, rows, n_rows = self._batch, batch.rows, len(batch.rows)
         batch_places = slice(middle - n_rows, middle)
         self._units[batch_places, :-1] = batch.X
         if batch.observed is not None:

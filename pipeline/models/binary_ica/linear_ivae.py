@@ -63,8 +63,7 @@ from pipeline.errors import FitError
 from pipeline.learning.batches import TrainingBatch
 from pipeline.learning.training import (
     GradientLearner,
-    Optimiser,
-    OptimiserMemory,
+    GradientTraining,
     compute_judged_log_likelihood,
     train_on_blocks,
 )
@@ -257,9 +256,7 @@ class LinearIVAE(GradientModel):
         rng: RowRandom,
     ) -> StepSums | None:
         """Take steps through a task's rows; return the change and the bound of held-out rows."""
-        training, rate = self._training, float(working["rate"])
-        memory, draws = training.copy_memory(working), rng.stream("codes")
-        learner = _IVAELearner(params, training.optimiser, memory, rate, draws)
+        learner = _IVAELearner(params, self._training, working, rng.stream("codes"))
         return train_on_blocks(learner, partial(_score_rows, params), blocks(), working, rng)
 
     def _score_scale(self, params: LinearIVAEParams) -> float:
@@ -335,13 +332,12 @@ class _IVAELearner(GradientLearner):
     def __init__(
         self,
         params: LinearIVAEParams,
-        optimiser: Optimiser,
-        memory: OptimiserMemory,
-        rate: float,
+        training: GradientTraining,
+        working: Arrays,
         draws: RowRandom,
     ) -> None:
-        """Start with the given parameters; `memory` is changed in place."""
-        super().__init__(params.vae.flatten().astype(np.float32), optimiser, memory, rate)
+        """Start with the given parameters."""
+        super().__init__(params.vae.flatten().astype(np.float32), training, working)
         self._params, self._draws = params, draws
         self._vae = params.vae.unflatten(self.theta)  # views of Θ, which change with it
 

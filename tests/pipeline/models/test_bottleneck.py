@@ -15,7 +15,7 @@ from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.learning.batches import TrainingBatch, take_batch_rows
 from pipeline.learning.convergence import describe_ending
-from pipeline.learning.training import Optimiser
+from pipeline.learning.training import GradientTraining
 from pipeline.models.bottleneck import Bottleneck, BottleneckLearner
 from pipeline.models.state import FitState
 from pipeline.numerics.networks.layered_network import score_gradient
@@ -102,9 +102,9 @@ def test_a_step_goes_along_the_slope_with_missing_values_at_their_means() -> Non
     X, rng = bits(40), np.random.default_rng(6)
     observed, y = (rng.random(X.shape) < 0.6).astype(np.uint8), np.arange(40) % 3
     params = fitted(labelled(X, y, n_chunks=1), max_iter=1).params
-    optimiser = Optimiser("momentum", 0.0, 1e-8)
-    memory, at = optimiser.make_memory(len(params.theta)), np.arange(5, 30)
-    learner = BottleneckLearner(params, "y", optimiser, memory, 0.1)
+    training, at = GradientTraining("momentum", 0.0, 25, 0.1, 0.1, 1, 1, 0.0), np.arange(5, 30)
+    working = training.make_working_state(25, len(params.theta))
+    learner = BottleneckLearner(params, "y", training, working)
     rows = TrainingBatch(X & observed, observed, np.arange(40), np.zeros(40, np.int64), {"y": y})
     learner.step(take_batch_rows(rows, at))
     inputs = np.where(observed, X, params.means)[at] - params.means

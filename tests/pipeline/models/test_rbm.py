@@ -17,7 +17,7 @@ from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.learning.batches import TrainingBatch
 from pipeline.learning.convergence import describe_ending
-from pipeline.learning.training import Optimiser
+from pipeline.learning.training import GradientTraining
 from pipeline.models.rbm import (
     ChainSteps,
     ContrastLearner,
@@ -231,10 +231,13 @@ def make_learner(
     params: RBMParams, batch: int, chains: Bits, seed: int, n_steps: int
 ) -> ContrastLearner:
     """Return a learner whose steps have the length 1."""
-    optimiser, theta = Optimiser("momentum", 0.0, 0.0), params.theta.astype(np.float32)
-    rule = ContrastRule(optimiser, n_steps, 3, batch, 1.0, 0.0, 0.0, 0.1)
-    memory, shares = optimiser.make_memory(theta.size), np.full(len(theta) - 1, 0.5, np.float32)
-    return ContrastLearner(rule, theta, shares, memory, chains, RowRandom(seed))
+    theta, rule = params.theta.astype(np.float32), ContrastRule(n_steps, 3, 0.0, 0.0, 0.1)
+    training, shares = (
+        GradientTraining("momentum", 0.0, batch, 1.0, 1.0, 1, 1, 0.0),
+        np.full(len(theta) - 1, 0.5, np.float32),
+    )
+    working = {**training.make_working_state(batch, theta.size), "chains": chains}
+    return ContrastLearner(rule, theta, shares, training, working, RowRandom(seed))
 
 
 def step_of(params: RBMParams, X: Bits, chains: Bits, seed: int, n_steps: int) -> Floats:
