@@ -54,8 +54,18 @@ class ConvergenceCriterion(Protocol):
         """Return whether further passes would hardly change the fit."""
 
 
+class _KeepsLast:
+    """Base of criteria whose stages end with the parameters of the last pass."""
+
+    keeps_best: ClassVar[bool] = False
+
+    def ends_with_best(self, history: Sequence[float]) -> bool:
+        """Return False: the last parameters are the ones to keep."""
+        return False
+
+
 @dataclass(frozen=True)
-class ObjectiveCriterion:
+class ObjectiveCriterion(_KeepsLast):
     """Converged once the last passes hardly changed the objective, nor would further ones.
 
     The gains of EM finally shrink by a constant ratio, so the gains still to come are a geometric
@@ -80,7 +90,6 @@ class ObjectiveCriterion:
     tol: float
     weight: float = 1.0
     enough_passes: float = math.inf
-    keeps_best: ClassVar[bool] = False
     is_stalled: ClassVar[bool] = False
 
     @property
@@ -104,10 +113,6 @@ class ObjectiveCriterion:
             return False
         change = abs(history[-1] - history[-1 - _CYCLE_PASSES])
         return change <= threshold and estimate_remaining_gain(history) <= threshold
-
-    def ends_with_best(self, history: Sequence[float]) -> bool:
-        """Return False: the last parameters are the ones to keep."""
-        return False
 
 
 def estimate_remaining_gain(history: Sequence[float]) -> float:
@@ -195,24 +200,19 @@ class PatienceCriterion:
 
 
 @dataclass(frozen=True)
-class PassCountCriterion:
+class PassCountCriterion(_KeepsLast):
     """Converged after a fixed number of passes."""
 
     max_iter: int
-    keeps_best: ClassVar[bool] = False
     is_stalled: ClassVar[bool] = False
 
     def has_converged(self, history: Sequence[float]) -> bool:
         """Return whether all passes are done."""
         return len(history) >= self.max_iter
 
-    def ends_with_best(self, history: Sequence[float]) -> bool:
-        """Return False: the last parameters are the ones to keep."""
-        return False
-
 
 @dataclass(frozen=True)
-class ExpectedGainCriterion:
+class ExpectedGainCriterion(_KeepsLast):
     """Converged once the last step had almost nothing to gain.
 
     Attributes
@@ -231,15 +231,10 @@ class ExpectedGainCriterion:
     tol: float
     gain: float
     is_stalled: bool
-    keeps_best: ClassVar[bool] = False
 
     def has_converged(self, history: Sequence[float]) -> bool:
         """Return whether the last step was too small to matter."""
         return bool(history) and self.gain <= self.tol
-
-    def ends_with_best(self, history: Sequence[float]) -> bool:
-        """Return False: the last parameters are the ones to keep."""
-        return False
 
 
 def is_stage_over(convergence: ConvergenceCriterion, history: Sequence[float]) -> bool:

@@ -249,8 +249,7 @@ class ProbitICA(Model):
         noise = rng.standard_normal((n_samples, len(params.mixing)))
         X = np.empty((n_samples, _count_planes(params)), np.uint8)
         numbers = np.empty((n_samples, _count_continuous(params)))
-        for index in np.unique(segments):
-            model, rows = params.segment_model(index), segments == index
+        for model, rows in _iter_segments(params, segments, n_samples):
             means = (codes[rows] * np.sqrt(model.variances)) @ model.weights.T
             of_planes, noises = (model.repeat_for_planes(a) for a in (means, noise[rows]))
             X[rows] = of_planes + model.offsets + noises > 0
@@ -261,11 +260,8 @@ class ProbitICA(Model):
         self, params: ProbitICAParams, codes: Array, segments: NDArray[np.int64] | None = None
     ) -> Array:
         """Return P(x = 1 | z), (n_samples, n_planes); without segments, for the mean segment."""
-        if segments is None:
-            segments = np.full(len(codes), UNKNOWN_SEGMENT)
         probabilities = np.empty((len(codes), _count_planes(params)))
-        for index in np.unique(segments):
-            model, rows = params.segment_model(index), segments == index
+        for model, rows in _iter_segments(params, segments, len(codes)):
             means = model.repeat_for_planes((codes[rows] - model.means) @ model.weights.T)
             probabilities[rows] = scipy.special.ndtr(means + model.offsets)
         return probabilities
@@ -277,11 +273,8 @@ class ProbitICA(Model):
 
         Without segments, they are those of the mean segment.
         """
-        if segments is None:
-            segments = np.full(len(codes), UNKNOWN_SEGMENT)
         numbers = np.empty((len(codes), _count_continuous(params)))
-        for index in np.unique(segments):
-            model, rows = params.segment_model(index), segments == index
+        for model, rows in _iter_segments(params, segments, len(codes)):
             numbers[rows] = model.find_numbers((codes[rows] - model.means) @ model.weights.T)
         return numbers
 
@@ -296,12 +289,9 @@ class ProbitICA(Model):
 
         Without segments, it is the result for the mean segment.
         """
-        if segments is None:
-            segments = np.full(len(numbers), UNKNOWN_SEGMENT)
         residuals = numbers - self.reconstruct_numbers(params, codes["mean"], segments)
         probabilities = np.empty(numbers.shape)
-        for index in np.unique(segments):
-            model, rows = params.segment_model(index), segments == index
+        for model, rows in _iter_segments(params, segments, len(numbers)):
             assert model.continuous is not None
             noise = model.continuous.scales
             slopes = noise[:, None] * model.weights[model.is_continuous]
@@ -346,6 +336,16 @@ class ProbitICA(Model):
         rows = model.read_rows(block)
         total = model.sum_log_pairs(rows.levels, rows.observed)
         return total if rows.values is None else total + _sum_mixed_pairs(model, rows)
+
+
+def _iter_segments(
+    params: ProbitICAParams, segments: NDArray[np.int64] | None, n_rows: int
+) -> Iterator[tuple[SegmentModel, NDArray[np.bool_]]]:
+    """Yield the model of each segment, and which rows are of it; None takes the mean segment."""
+    if segments is None:
+        segments = np.full(n_rows, UNKNOWN_SEGMENT)
+    for index in np.unique(segments):
+        yield params.segment_model(index), segments == index
 
 
 def _are_bits(model: SegmentModel) -> bool:
