@@ -37,9 +37,7 @@ def compute_independent_log_likelihood(model: Model, first: Any) -> float | None
         variances = first.squares / first.number_weights
         nats = -float(first.number_weights @ (np.log(2 * np.pi * variances) + 1)) / 2
     if isinstance(first, PairCounts):
-        observed, ones = first.margins()
-        own = (first.segments, first.rows, observed, ones, first.weights, first.weight_unit)
-        first = FeatureCounts(*own)
+        first = first.to_feature_counts()
     if features:
         counts = np.concatenate(count_level_rows(first, features))
         totals = np.concatenate([[n.sum()] * len(n) for n in count_level_rows(first, features)])

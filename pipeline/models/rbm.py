@@ -118,6 +118,7 @@ from pipeline.numerics.networks.boltzmann_rows import (
 )
 from pipeline.numerics.networks.gradient_steps import apply_centred_step, centre_gradient
 from pipeline.numerics.networks.layered_network import Layer
+from pipeline.numerics.networks.unit_states import list_states
 from pipeline.params import array_field, optional_array_field
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warnings, pool_margins
@@ -917,17 +918,14 @@ def _anneal_log_weights(
 def log_sum_over_states(machine: BoltzmannMachine, first: int, stop: int) -> float:
     """Return the log of the sum of exp(−E) over a range of states of the smaller layer.
 
-    A layer of k units has 2^k states; the bits of a state's number are its units. The other layer
-    is summed out.
+    A layer of k units has 2^k states, see `list_states`. The other layer is summed out.
     """
     weights, smaller, larger = machine
     if len(smaller) > len(larger):
         weights, smaller, larger = weights.T, larger, smaller
-    bits = np.arange(len(smaller))
     sums = []
     for start in range(first, stop, _STATES_AT_ONCE):
-        numbers = np.arange(start, min(start + _STATES_AT_ONCE, stop))
-        states = (numbers[:, None] >> bits & 1).astype(np.float64)
+        states = list_states(len(smaller), start, min(start + _STATES_AT_ONCE, stop))
         logs = states @ smaller
         add_softplus(states @ weights + larger, logs)
         sums.append(np.logaddexp.reduce(logs))

@@ -401,6 +401,11 @@ class PairCounts(WeightedCounts):
             observed = observed + np.diagonal(self.pair_rows, axis1=1, axis2=2)
         return observed, ones
 
+    def to_feature_counts(self) -> FeatureCounts:
+        """Drop the pairs."""
+        margins = self.margins()
+        return FeatureCounts(self.segments, self.rows, *margins, self.weights, self.weight_unit)
+
     def table(
         self, segment: int, left: slice = slice(None), right: slice = slice(None)
     ) -> PairTable:

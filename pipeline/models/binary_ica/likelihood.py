@@ -486,8 +486,7 @@ def _find_variance_covariances(statistics: ScoreSums, priors: PriorVariances) ->
 def _sum_groups(counts: PairCounts, n_groups: int) -> FeatureCounts:
     """Sum the groups of each segment, and drop the pairs."""
     weights = np.ones((len(counts.list_grouped_segments(n_groups)), n_groups), np.int64)
-    sums = counts.sum_weighted_groups(n_groups, weights)
-    return FeatureCounts(sums.segments, sums.rows, *sums.margins())
+    return counts.sum_weighted_groups(n_groups, weights).to_feature_counts()
 
 
 def _point_from_blica(params: BLICAParams) -> ParameterPoint:

@@ -37,7 +37,8 @@ from pipeline.models.noisy_or.estimation import (
     log_prior,
     reestimate,
 )
-from pipeline.models.noisy_or.gibbs import MISSING, list_states
+from pipeline.models.noisy_or.gibbs import MISSING
+from pipeline.numerics.networks.unit_states import list_states
 
 CELLS_AT_ONCE = 1 << 18
 """Rows in memory times states and features."""

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from pipeline.arrays import Array, Bits
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.numerics.networks.boltzmann_rows import log_mean_exp
+from pipeline.numerics.networks.unit_states import list_states
 from pipeline.numerics.row_random import draw_uniform, make_row_state
 from pipeline.random import RowRandom
 
@@ -384,11 +385,6 @@ def _drop_features(network: NoisyOrNetwork) -> NoisyOrNetwork:
     return NoisyOrNetwork(
         network.sizes[1:], network.misses[n_features * n_above :], network.off[n_features:]
     )
-
-
-def list_states(n_units: int) -> Bits:
-    """Return all states of some units, (2^n_units, n_units), the first unit changing fastest."""
-    return (np.arange(1 << n_units)[:, None] >> np.arange(n_units) & 1).astype(np.uint8)
 
 
 def enumerate_states(network: NoisyOrNetwork) -> tuple[Bits, Array]:

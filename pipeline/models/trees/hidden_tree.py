@@ -360,13 +360,9 @@ class HiddenTree(Model):
             state, n_levels = self._check_counts(first, rng)
             pseudo_rows = PseudoRows(0.0, state.auxiliary["margins"])
             return replace(state, working=prepare_strips(first, n_levels, pseudo_rows))
-        observed, ones = first.margins()
-        counts = FeatureCounts(
-            first.segments, first.rows, observed, ones, first.weights, first.weight_unit
-        )
-        state, n_levels = self._check_counts(counts, rng)
+        state, n_levels = self._check_counts(first.to_feature_counts(), rng)
         if len(n_levels) <= _MAX_SEARCHED_FEATURES:
-            every = slice(0, len(observed[0]))
+            every = slice(0, first.n_features)
             cells = count_cells(first.table(0, every, every), n_levels, n_levels)
             parents, correlation = find_noisy_tree(cells, n_levels)
             own = {"cells": cells, "noisy_parents": parents, "noisy_correlation": correlation}

@@ -23,6 +23,7 @@ from pipeline.numerics.networks.boltzmann_rows import (
     add_softplus,
     apply_sigmoid,
 )
+from pipeline.numerics.networks.unit_states import list_states
 
 Array = NDArray[np.float64]
 Bits = NDArray[np.uint8]
@@ -72,11 +73,6 @@ def sum_row_moments(machine: BoltzmannMachine, X: Bits, observed: Bits | None) -
     return RowMoments(total, moments)
 
 
-def list_states(n_units: int) -> Array:
-    """Return all states of some units, (2 ** n_units, n_units)."""
-    return (np.arange(1 << n_units)[:, None] >> np.arange(n_units) & 1).astype(np.float64)
-
-
 def _sum_over_values(machine: BoltzmannMachine, X: Array, mask: Bits) -> RowMoments:
     """Sum rows with the same number of missing values over the states of these values."""
     n_rows, n_missing = len(X), int((mask[0] == 0).sum())
@@ -97,17 +93,17 @@ def _sum_over_values(machine: BoltzmannMachine, X: Array, mask: Bits) -> RowMome
 
 def _sum_over_hidden(machine: BoltzmannMachine, X: Array, mask: Bits) -> RowMoments:
     """Sum rows over the states of the hidden units."""
-    hidden, missing = list_states(len(machine.hidden)), 1.0 - mask
-    visible = hidden @ machine.weights.T + machine.visible
-    logs = hidden @ machine.hidden + X @ visible.T + missing @ np.logaddexp(0, visible).T
+    states, missing = list_states(len(machine.hidden)), 1.0 - mask
+    visible = states @ machine.weights.T + machine.visible
+    logs = states @ machine.hidden + X @ visible.T + missing @ np.logaddexp(0, visible).T
     log_weight, shares = _normalize_states(logs)
     apply_sigmoid(visible)
-    hidden = _append_ones(hidden)
+    hidden = _append_ones(states)
     units = X.T @ (shares @ hidden) + ((missing.T @ shares) * visible.T) @ hidden
     return RowMoments(log_weight, np.vstack([units, shares.sum(axis=0) @ hidden]))
 
 
-def _append_ones(units: Array) -> Array:
+def _append_ones(units: Array | Bits) -> Array:
     return np.column_stack([units, np.ones(len(units))])
 
 

@@ -7,11 +7,11 @@ import pytest
 
 from pipeline.numerics.networks.boltzmann_moments import (
     compute_model_moments,
-    list_states,
     match_moments,
     sum_row_moments,
 )
 from pipeline.numerics.networks.boltzmann_rows import BoltzmannMachine
+from pipeline.numerics.networks.unit_states import list_states
 
 
 def draw_machine(n_features: int, n_hidden: int, seed: int) -> BoltzmannMachine:
