@@ -9,13 +9,15 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
 from pipeline.models.latent_trait.em import LatentTraitParams
-from pipeline.models.latent_trait.standard_errors import select_rows, sum_row_residuals
+from pipeline.models.latent_trait.standard_errors import select_rows
 from pipeline.numerics.logistic.bifactor import (
     TraitBlocks,
     bifactor_e_step,
     bifactor_posterior,
     compute_bifactor_scores,
 )
+from pipeline.numerics.logistic.categories.curves import LevelItems
+from pipeline.numerics.logistic.categories.fit import sum_residuals
 from pipeline.random import RowRandom
 from pipeline.statistics.sums import ClusteredSums, Sums
 
@@ -64,7 +66,8 @@ def summarize_bifactor_information(
     if sample.has_sampling_weights:
         values["weighted_products"] = expand(weighted.T @ weighted)
     posterior = bifactor_posterior(X, observed, params.weights, params.offsets, blocks)
-    values |= sum_row_residuals(params, sample, posterior)
+    items = LevelItems.from_binary(*params.items)
+    values |= sum_residuals(X, observed, items, posterior, row_weights)
     sums = Sums.from_block(block, log_likelihood, values)
     if block.clusters is None or row_weights is None:
         return sums

@@ -32,6 +32,7 @@ from pipeline.numerics.logistic.categories.curves import Answers, Bits, LevelIte
 from pipeline.numerics.logistic.categories.e_step import LevelStatistics, sum_level_statistics
 from pipeline.numerics.logistic.categories.gaussian_items import GaussianItems
 from pipeline.numerics.logistic.categories.row_posteriors import SharedNodes
+from pipeline.numerics.logistic.categories.scores import RowRegression
 from pipeline.numerics.logistic.centred_nodes import CENTRED_NODES_PER_AXIS, centred_e_step
 from pipeline.numerics.logistic.centred_points import TraitItems
 from pipeline.numerics.logistic.latent_nodes import (
@@ -64,7 +65,6 @@ from pipeline.numerics.logistic.newton_step import (
     take_newton_step,
 )
 from pipeline.numerics.logistic.parameter_expansion import TraitGaussian, estimate_trait_gaussian
-from pipeline.numerics.logistic.trait_scores import RowRegression
 from pipeline.numerics.spectra.linalg import fix_signs
 from pipeline.params import NumberRange, array_field, optional_array_field
 from pipeline.statistics.measurements import standardize_numbers

@@ -56,10 +56,9 @@ from pipeline.models.latent_trait.wide_errors import (
     ItemCovariance,
     ItemInformation,
     SharedDirections,
-    join_blocks,
     list_shared_directions,
 )
-from pipeline.numerics.logistic.categories.scores import list_form_places
+from pipeline.numerics.logistic.categories.scores import join_blocks, list_form_places
 from pipeline.statistics.sums import ClusteredSums, Sums
 
 Array = NDArray[np.float64]

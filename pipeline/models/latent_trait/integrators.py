@@ -48,6 +48,8 @@ from pipeline.models.latent_trait.em import (
 from pipeline.models.latent_trait.forms import Matrix
 from pipeline.models.latent_trait.standard_errors import (
     MAX_ITEMS,
+    ScoredRows,
+    add_scores,
     count_complete_rows,
     draw_rows,
     select_rows,
@@ -71,11 +73,13 @@ from pipeline.numerics.logistic.categories.row_posteriors import (
     compute_row_posterior,
 )
 from pipeline.numerics.logistic.categories.scores import (
+    HasMoments,
     LevelSums,
+    RowRegression,
+    choose_point_rule,
+    leave_out_saturated,
     list_form_places,
-    place_asymptotes,
-    sum_level_blocks,
-    sum_level_scores,
+    sum_block_scores,
 )
 from pipeline.numerics.logistic.centred_points import RowPosterior, posterior_by_sampling
 from pipeline.numerics.logistic.latent_nodes import MAX_COMPONENTS, Nodes
@@ -83,11 +87,6 @@ from pipeline.numerics.logistic.lattice_nodes import MAX_MEAN_REACH
 from pipeline.numerics.logistic.lattice_posterior import posterior_on_lattice
 from pipeline.numerics.logistic.logistic_sites import ep_posterior
 from pipeline.numerics.logistic.newton_step import unpack_triangles
-from pipeline.numerics.logistic.trait_scores import (
-    RowRegression,
-    choose_point_rule,
-    leave_out_saturated,
-)
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.sums import ClusteredSums, Sums
@@ -250,32 +249,33 @@ def sum_information(
         planes = np.repeat(is_reversed, items.n_planes)
         values |= count_complete_rows(block, block.unpack_values(), observed, planes)
     is_taken = draw_rows(float(working["share"]), block, rng)
-    X, row_weights = X[is_taken], row_weights[is_taken]
-    observed = None if observed is None else observed[is_taken]
-    regression = None if regression is None else regression.take_rows(is_taken)
-    posterior = of_all.take_rows(is_taken)
-    if regression is not None:
-        regression = leave_out_saturated(regression, posterior)
-    values |= sum_residuals(X, observed, items, posterior, row_weights)
-    if "directions" in working:
-        if working["directions"].shape[1]:
-            along = jacobian @ working["directions"]
-            values |= sum_level_blocks(X, observed, items, posterior, along, row_weights)._asdict()
-        return Sums.from_block(block, log_likelihood, values)
-    clusters, places = None, None
-    if block.clusters is not None and block.has_sampling_weights:
-        clusters, places = np.unique(block.clusters, return_inverse=True)
-    scores = sum_level_scores(
-        X, observed, items, shared.nodes, posterior, jacobian, row_weights, places, regression
-    )
-    names = ["spread", "products", "curvature"]
-    names += ["weighted_products"] * block.has_sampling_weights
-    sums = Sums.from_block(
-        block, log_likelihood, {**values, **{name: getattr(scores, name) for name in names}}
-    )
-    if clusters is None:
+    sample = ScoredRows(X, observed, row_weights, block.has_sampling_weights, regression)
+    sample, posterior = sample.take_rows(is_taken), of_all.take_rows(is_taken)
+    if sample.regression is not None:
+        sample = sample._replace(regression=leave_out_saturated(sample.regression, posterior))
+    rows = sample.X, sample.observed, items, posterior
+    values |= sum_residuals(*rows, sample.row_weights)
+    sums = Sums.from_block(block, log_likelihood, values)
+    if "directions" not in working:
+        is_own, nodes = posterior.is_own, shared.nodes
+        return add_scores(sums, block, sample, items, posterior, jacobian, nodes, is_own)
+    return _add_item_scores(sums, rows, working, jacobian, sample.row_weights)
+
+
+def _add_item_scores(
+    sums: Sums,
+    rows: tuple[Any, Any, LevelItems, HasMoments],
+    working: Arrays,
+    jacobian: Matrix,
+    row_weights: Array | None,
+) -> Sums:
+    """Add the information of each item of many; `rows` are the arguments of `sum_block_scores`."""
+    if not working["directions"].shape[1]:
         return sums
-    return ClusteredSums.from_sums(sums, clusters, scores.cluster_scores)
+    X, observed, items, posterior = rows
+    along = jacobian @ working["directions"]
+    found = sum_block_scores(X, observed, items, posterior, along, row_weights)
+    return replace(sums, values={**sums.values, **found._asdict()})
 
 
 def _sum_binary_information(
@@ -286,48 +286,34 @@ def _sum_binary_information(
     jacobian: Matrix,
     regression: RowRegression | None,
 ) -> Sums:
-    """Sum the information about forms of binary items, and convert it to that about parameters."""
+    """Sum the information about the parameters of binary items."""
     own = make_params(items.weights, items.offsets, items.asymptotes)
     share = float(working["share"])
-    if items.asymptotes is not None:
-        nodes = nodes_from_working(working)
-        sums = summarize_information(own, nodes, share, block, rng)
-        places = place_asymptotes(*items.weights.shape).ravel()
-        return convert_information(sums, jacobian[places]) if "spread" in sums.values else sums
-    if "directions" in working:
-        objective = _run_binary_e_step(own, working, block, regression).objective
-        sample = select_rows(share, block, rng)
-        X, observed, weights = sample.X, sample.observed, sample.row_weights
-        means = (
-            None if regression is None else regression.take_rows(draw_rows(share, block, rng)).means
-        )
-        posterior = posterior_on_lattice(X, observed, own.items, means)
-        values = sum_residuals(X, observed, items, posterior, weights)
-        if working["directions"].shape[1]:
-            along = jacobian @ working["directions"]
-            weights = np.ones(len(X)) if weights is None else weights
-            values |= sum_level_blocks(X, observed, items, posterior, along, weights)._asdict()
-        return Sums.from_block(block, objective, values)
-    if (blocks := blocks_from_working(working)) is not None:
+    if (blocks := blocks_from_working(working)) is not None and "directions" not in working:
         sums = summarize_bifactor_information(own, blocks, share, block, rng)
-    elif regression is not None:
-        sums = summarize_regression_scores(own, share, block, rng, regression)
-        objective = _run_binary_e_step(own, working, block, regression).objective
-        sums = replace(sums, objective=objective)
-    else:
+        return convert_information(sums, jacobian)
+    if "directions" not in working and regression is None:
         nodes = None if "has_own_nodes" in working else nodes_from_working(working)
         n_own = count_own_nodes(own, working)
-        sums = summarize_information(own, nodes, share, block, rng, n_own)
-    return convert_information(sums, jacobian)
+        return summarize_information(own, nodes, share, block, rng, n_own, jacobian)
+    objective = _run_binary_e_step(own, working, block, regression).objective
+    if "directions" not in working:
+        assert regression is not None
+        sums = summarize_regression_scores(own, share, block, rng, regression, jacobian)
+        return replace(sums, objective=objective)
+    sample = select_rows(share, block, rng, regression)
+    means = None if sample.regression is None else sample.regression.means
+    posterior = posterior_on_lattice(sample.X, sample.observed, own.items, means)
+    rows = sample.X, sample.observed, items, posterior
+    values = sum_residuals(*rows, sample.row_weights)
+    sums = Sums.from_block(block, objective, values)
+    return _add_item_scores(sums, rows, working, jacobian, sample.row_weights)
 
 
 def convert_information(sums: Sums, jacobian: Matrix) -> Sums:
-    """Return the sums about parameters, given those about forms of binary items, and of Θ."""
-    values, q = dict(sums.values), sums.values["codes"].shape[0]
-    blocks = [*values["curvature"]]
-    if "covariate_curvature" in values:
-        blocks.append(np.kron(values.pop("covariate_curvature"), np.eye(q)))
-    curvature = scipy.sparse.block_diag(blocks, format="csr")
+    """Return the sums about parameters, given those about forms of binary items."""
+    values = dict(sums.values)
+    curvature = scipy.sparse.block_diag([*values["curvature"]], format="csr")
     values["curvature"] = (jacobian.T @ curvature @ jacobian).toarray()
     for name in _SCORE_SUMS:
         if name in values:

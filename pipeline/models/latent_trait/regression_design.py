@@ -21,8 +21,8 @@ from pipeline.models.latent_trait.group_design import (
     get_traits,
 )
 from pipeline.models.state import FitState
+from pipeline.numerics.logistic.categories.scores import RowRegression
 from pipeline.numerics.logistic.lattice_nodes import MAX_MEAN_REACH
-from pipeline.numerics.logistic.trait_scores import RowRegression
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]

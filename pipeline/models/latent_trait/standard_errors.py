@@ -15,8 +15,8 @@ sum scores are counted in the rows without missing values.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,43 +25,31 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
 from pipeline.models.latent_trait.em import LatentTraitParams
+from pipeline.models.latent_trait.forms import Matrix
 from pipeline.models.latent_trait.wide_errors import (
     ItemInformation,
-    join_blocks,
     list_axis_constraints,
     list_shared_directions,
 )
 from pipeline.numerics.bits.kernels import add_joint_counts
 from pipeline.numerics.information import invert_constrained_information, invert_information
-from pipeline.numerics.logistic.asymptote_scores import (
-    AsymptoteItems,
-    sum_asymptote_cluster_scores,
-    sum_asymptote_scores,
-)
 from pipeline.numerics.logistic.categories.curves import LevelItems
 from pipeline.numerics.logistic.categories.fit import sum_residuals
-from pipeline.numerics.logistic.information import find_reversed_items
-from pipeline.numerics.logistic.latent_nodes import (
-    MAX_COMPONENTS,
-    NodePosterior,
-    Nodes,
-    node_posterior,
+from pipeline.numerics.logistic.categories.scores import (
+    HasMoments,
+    RowRegression,
+    choose_point_rule,
+    count_score_vectors,
+    join_blocks,
+    leave_out_saturated,
+    sum_block_scores,
+    sum_scores,
 )
+from pipeline.numerics.logistic.information import find_reversed_items
+from pipeline.numerics.logistic.latent_nodes import MAX_COMPONENTS, Nodes, node_posterior
 from pipeline.numerics.logistic.lattice_nodes import lattice_e_step, list_lattice_nodes
 from pipeline.numerics.logistic.lattice_posterior import posterior_on_lattice
 from pipeline.numerics.logistic.logistic_sites import sum_ep_score_products
-from pipeline.numerics.logistic.trait_scores import (
-    HasMoments,
-    RowRegression,
-    TraitScores,
-    count_score_vectors,
-    estimate_trait_scores,
-    leave_out_saturated,
-    sum_block_scores,
-    sum_cluster_scores,
-    sum_node_scores,
-    sum_trait_scores,
-)
 from pipeline.random import RowRandom
 from pipeline.statistics.sums import ClusteredSums, Sums
 
@@ -147,7 +135,9 @@ def estimate_information(params: LatentTraitParams, share: float, has_shared_nod
     if nodes is not None and not is_wide(params):
         scores = 0.4 * len(nodes.points) * n_features + 0.3 * n_parameters**2
     elif q <= MAX_COMPONENTS:
-        scores = estimate_trait_scores(n_features, q, not is_wide(params))
+        scores = 30.0 * len(choose_point_rule(n_features, q).points) * n_features
+        if not is_wide(params):
+            scores += 0.03 * count_score_vectors(n_features, q) * n_parameters**2
     else:
         scores = 60.0 * n_features + 0.05 * n_parameters**2
     return float(share * scores + 80 * n_features)
@@ -159,24 +149,18 @@ def summarize_regression_scores(
     block: BinaryBlock,
     rng: RowRandom,
     regression: RowRegression,
+    jacobian: Matrix,
 ) -> Sums:
     """Compute the sums for standard errors of rows with covariates over a share of the rows.
 
-    `covariate_curvature` is Σ_n r_n z_n z_nᵀ, (n_covariates, n_covariates). The objective is 0.
+    The objective is 0, and `jacobian` as for `sum_row_scores`.
     """
     sample = select_rows(share, block, rng, regression)
     assert sample.regression is not None
     means = sample.regression.means
     posterior = posterior_on_lattice(sample.X, sample.observed, params.items, means)
-    regression = leave_out_saturated(sample.regression, posterior)
-    sample, z = sample._replace(regression=regression), regression.covariates
-    weighted = z if sample.row_weights is None else z * sample.row_weights[:, None]
-    values = {
-        **_sum_scores(params, sample, posterior),
-        **sum_row_residuals(params, sample, posterior),
-        "covariate_curvature": weighted.T @ z,
-    }
-    return _make_sums(params, block, 0.0, values, sample, posterior)
+    sample = sample._replace(regression=leave_out_saturated(sample.regression, posterior))
+    return sum_row_scores(params, block, 0.0, {}, sample, posterior, jacobian)
 
 
 def summarize_scores(
@@ -187,8 +171,7 @@ def summarize_scores(
     values: dict[str, NDArray[Any]] = {"weight_informing": np.array(sample.weight)}
     if params.weights.shape[1] <= MAX_COMPONENTS:
         posterior = posterior_on_lattice(sample.X, sample.observed, params.items)
-        values |= _sum_scores(params, sample, posterior)
-        return _make_sums(params, block, 0.0, values, sample, posterior)
+        return sum_row_scores(params, block, 0.0, values, sample, posterior)
     if not is_wide(params):
         values["products"] = sum_ep_score_products(
             sample.X, sample.observed, params.weights, params.offsets, sample.row_weights
@@ -227,25 +210,6 @@ class ScoredRows(NamedTuple):
         )
 
 
-def _sum_scores(params: LatentTraitParams, sample: ScoredRows, posterior: HasMoments) -> Values:
-    """Sum scores and information per row; with many items, only those of `wide_errors`."""
-    arguments = (sample.X, sample.observed, params.weights, params.offsets, posterior)
-    if is_wide(params):
-        directions = list_shared_directions(params.weights).scales
-        return sum_block_scores(*arguments, directions, sample.row_weights)._asdict()
-    scores = partial(sum_trait_scores, *arguments, regression=sample.regression)
-    return _sum_weighted_scores(scores, sample)
-
-
-def _sum_weighted_scores(sum_scores: Callable[..., TraitScores], sample: ScoredRows) -> Values:
-    """Call a function that takes `row_weights`; with sampling weights, also sum w² s sᵀ."""
-    values: Values = sum_scores(row_weights=sample.row_weights)._asdict()
-    if not sample.has_sampling_weights or sample.row_weights is None:
-        return values
-    squared = sum_scores(row_weights=sample.row_weights**2)
-    return {**values, "weighted_products": squared.products}
-
-
 def select_rows(
     share: float, block: BinaryBlock, rng: RowRandom, regression: RowRegression | None = None
 ) -> ScoredRows:
@@ -273,10 +237,12 @@ def summarize_information(
     block: BinaryBlock,
     rng: RowRandom,
     nodes_per_axis: int | None = None,
+    jacobian: Matrix | None = None,
 ) -> Sums:
     """Compute the sums for fit statistics, and those for standard errors over a share of the rows.
 
-    Without shared nodes, each row has its own, `nodes_per_axis` along each axis.
+    Without shared nodes, each row has its own, `nodes_per_axis` along each axis. `jacobian` is as
+    for `sum_row_scores`.
     """
     X, observed = block.unpack_values(), block.unpack_mask()
     weights, offsets = params.weights, params.offsets
@@ -295,97 +261,81 @@ def summarize_information(
     if len(offsets) <= MAX_ITEMS and not block.has_sampling_weights:
         values |= count_complete_rows(block, X, observed, find_reversed_items(weights))
     sample = select_rows(share, block, rng)
-    if nodes is not None and params.asymptotes is not None:
-        return _summarize_asymptotes(params, nodes, block, log_likelihood, values, sample)
-    if nodes is None or is_wide(params):
-        posterior: Any = posterior_on_lattice(sample.X, sample.observed, params.items)
-        values |= _sum_scores(params, sample, posterior)
+    posterior: HasMoments
+    if nodes is None or (is_wide(params) and params.asymptotes is None):
+        posterior, nodes = posterior_on_lattice(sample.X, sample.observed, params.items), None
     else:
-        posterior = node_posterior(sample.X, sample.observed, weights, offsets, nodes)
-        values |= _sum_scores_on_nodes(params, nodes, sample, posterior)
-    values |= sum_row_residuals(params, sample, posterior)
-    return _make_sums(params, block, log_likelihood, values, sample, posterior)
+        taken = sample.X, sample.observed, weights, offsets, nodes
+        posterior = node_posterior(*taken, params.asymptotes)
+    return sum_row_scores(params, block, log_likelihood, values, sample, posterior, jacobian, nodes)
 
 
-def _summarize_asymptotes(
-    params: LatentTraitParams,
-    nodes: Nodes,
-    block: BinaryBlock,
-    log_likelihood: float,
-    values: Values,
-    sample: ScoredRows,
-) -> Sums:
-    """Add the sums over a sample of the rows for items with asymptotes."""
-    assert params.asymptotes is not None
-    model = AsymptoteItems(params.items, params.asymptotes, nodes)
-    X, observed = sample.X, sample.observed
-    posterior = node_posterior(X, observed, *params.items, nodes, params.asymptotes)
-    values = {**values, **sum_row_residuals(params, sample, posterior)}
-    if is_wide(params):
-        return Sums.from_block(block, log_likelihood, values)
-    on_nodes = partial(sum_asymptote_scores, X, observed, model)
-    values |= _sum_weighted_scores(on_nodes, sample)
-    sums = Sums.from_block(block, log_likelihood, values)
-    if block.clusters is None or sample.row_weights is None:
-        return sums
-    clusters, places = np.unique(block.clusters, return_inverse=True)
-    scores = sum_asymptote_cluster_scores(X, observed, model, sample.row_weights, places)
-    return ClusteredSums.from_sums(sums, clusters, scores)
-
-
-def _make_sums(
+def sum_row_scores(
     params: LatentTraitParams,
     block: BinaryBlock,
     log_likelihood: float,
     values: Values,
     sample: ScoredRows,
     posterior: HasMoments,
+    jacobian: Matrix | None = None,
+    nodes: Nodes | None = None,
 ) -> Sums:
-    """Return the sums of a block, with the scores of each cluster if rows were drawn in clusters.
+    """Return the sums of a block with residuals and scores of a sample of its rows.
 
-    With sampling weights, the sample has all rows of the block unless there are many parameters.
+    The scores are about what forms of binary items and Θ have the derivatives `jacobian` by; None
+    for the forms themselves.
     """
+    items = LevelItems.from_binary(*params.items, params.asymptotes)
+    rows = sample.X, sample.observed, items, posterior
+    values = {**values, **sum_residuals(*rows, sample.row_weights)}
+    if is_wide(params):
+        if params.asymptotes is None:
+            V = list_shared_directions(params.weights).scales.reshape(items.to_forms().size, -1)
+            values |= sum_block_scores(*rows, V, sample.row_weights)._asdict()
+        return Sums.from_block(block, log_likelihood, values)
+    if jacobian is None:
+        jacobian = scipy.sparse.eye_array(items.to_forms().size, format="csr")
     sums = Sums.from_block(block, log_likelihood, values)
-    if block.clusters is None or sample.row_weights is None or is_wide(params):
-        return sums
-    clusters, places = np.unique(block.clusters, return_inverse=True)
-    scores = sum_cluster_scores(
+    return add_scores(sums, block, sample, items, posterior, jacobian, nodes)
+
+
+def add_scores(
+    sums: Sums,
+    block: BinaryBlock,
+    sample: ScoredRows,
+    items: LevelItems,
+    posterior: HasMoments,
+    jacobian: Matrix,
+    nodes: Nodes | None = None,
+    is_own: NDArray[np.bool_] | None = None,
+) -> Sums:
+    """Return the sums of a block with the scores of a sample of its rows, see `sum_scores`.
+
+    If rows were drawn in clusters, these are all rows, and the scores of each cluster belong to it.
+    """
+    clusters, places = None, None
+    if block.clusters is not None and sample.row_weights is not None:
+        clusters, places = np.unique(block.clusters, return_inverse=True)
+    found = sum_scores(
         sample.X,
         sample.observed,
-        params.weights,
-        params.offsets,
+        items,
         posterior,
-        sample.row_weights,
-        places,
-        sample.regression,
+        jacobian,
+        nodes=nodes,
+        is_own=is_own,
+        row_weights=sample.row_weights,
+        has_sampling_weights=sample.has_sampling_weights,
+        clusters=places,
+        regression=sample.regression,
     )
-    return ClusteredSums.from_sums(sums, clusters, scores)
-
-
-def _sum_scores_on_nodes(
-    params: LatentTraitParams,
-    nodes: Nodes,
-    sample: ScoredRows,
-    posterior: NodePosterior,
-) -> Values:
-    """Sum scores on the nodes for complete rows, which is much cheaper, and per row for others."""
-    if sample.observed is None:
-        on_nodes = partial(sum_node_scores, sample.X, params.weights, params.offsets, nodes)
-        return _sum_weighted_scores(on_nodes, sample)
-    is_complete = np.asarray(sample.observed.all(axis=1))
-    complete = sample.take_rows(is_complete)._replace(observed=None)
-    of_complete = _sum_scores_on_nodes(params, nodes, complete, posterior)
-    moments = NodePosterior(*(values[~is_complete] for values in posterior))
-    of_others = _sum_scores(params, sample.take_rows(~is_complete), moments)
-    return {name: of_complete[name] + of_others[name] for name in of_complete}
-
-
-def sum_row_residuals(
-    params: LatentTraitParams, sample: ScoredRows, posterior: HasMoments
-) -> Values:
-    """Sum the moments of the codes, and the squared residuals at the codes."""
-    items = LevelItems.from_binary(*params.items, params.asymptotes)
-    return sum_residuals(sample.X, sample.observed, items, posterior, sample.row_weights)
+    names = ["spread", "products", "curvature"]
+    names += ["weighted_products"] * sample.has_sampling_weights
+    values = {**sums.values, **{name: getattr(found, name) for name in names}}
+    sums = replace(sums, values=values)
+    if clusters is None:
+        return sums
+    return ClusteredSums.from_sums(sums, clusters, found.cluster_scores)
 
 
 def count_complete_rows(
@@ -469,7 +419,7 @@ def standard_errors(
     weights
         Weights on their principal axes, (n_features, q).
     sums
-        Sums over all rows: `curvature`, `spread`, `products` of `numerics.logistic.trait_scores`.
+        Sums over all rows: `curvature`, `spread`, `products` of `RowScoreSums`.
     prior_precision, equal_slopes
         As in the settings; the precision adds to the information.
     fixed
@@ -507,10 +457,11 @@ def _invert_by_item(
     n_features, q = weights.shape
     n = n_features * (q + 1)
     places, prior = np.arange(n).reshape(n_features, q + 1), np.diag([*[prior_precision] * q, 0.0])
-    curvature = sums["curvature"] + prior
+    curvature, variance = (
+        sums[name].reshape(n_features, q + 1, q + 1) for name in ("curvature", "item_variance")
+    )
     known, own = (
-        join_blocks([blocks], [places], n)
-        for blocks in (curvature, curvature - sums["item_variance"])
+        join_blocks([blocks + prior], [places], n) for blocks in (curvature, curvature - variance)
     )
     J = scipy.sparse.eye_array(n, format="csr")
     if equal_slopes:  # the slope is the first parameter
@@ -541,7 +492,7 @@ def _compute_information(sums: Mapping[str, NDArray[Any]], form: str) -> Array:
     products: Array = sums["products"]
     if form == "crossproduct":
         return products
-    observed: Array = scipy.linalg.block_diag(*sums["curvature"]) - sums["spread"] + products
+    observed: Array = sums["curvature"] - sums["spread"] + products
     return observed
 
 

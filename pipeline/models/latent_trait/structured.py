@@ -182,6 +182,7 @@ from pipeline.numerics.logistic.categories.curves import (
 from pipeline.numerics.logistic.categories.gaussian_items import MIN_DEVIATION
 from pipeline.numerics.logistic.categories.scores import (
     LevelSums,
+    RowRegression,
     count_score_products,
     place_asymptotes,
     sum_form_gradient,
@@ -196,7 +197,6 @@ from pipeline.numerics.logistic.lattice_nodes import (
     make_even_nodes,
 )
 from pipeline.numerics.logistic.parameter_expansion import estimate_trait_gaussian
-from pipeline.numerics.logistic.trait_scores import RowRegression
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import (

@@ -19,13 +19,14 @@ D has one block per item, and rows and columns of common parameters.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import combinations, combinations_with_replacement
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
 from numpy.typing import NDArray
+
+from pipeline.numerics.logistic.categories.scores import join_blocks
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -120,20 +121,6 @@ def take_entries(matrix: Any, places: Indices) -> Array:
     rows, columns = np.repeat(places, size, axis=1).ravel(), np.tile(places, size).ravel()
     found = np.asarray(matrix[rows, columns]) if rows.size else np.zeros(0)
     return found.reshape(n, size, size)
-
-
-def join_blocks(
-    blocks: Sequence[Array], places: Sequence[Indices], n: int
-) -> scipy.sparse.csr_array:
-    """Return the matrix, (n, n), of blocks, (n_sets, size, size) each, at `places`."""
-    values, rows, columns = [np.zeros(0)], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for own, place in zip(blocks, places, strict=True):
-        size = place.shape[1]
-        values.append(own.ravel())
-        rows.append(np.repeat(place, size, axis=1).ravel())
-        columns.append(np.tile(place, size).ravel())
-    entries = (np.concatenate(rows), np.concatenate(columns))
-    return scipy.sparse.coo_array((np.concatenate(values), entries), shape=(n, n)).tocsr()
 
 
 class ItemInformation(NamedTuple):

@@ -356,6 +356,19 @@ def _fill_node_curve(mask: Floats, eta: Floats, reached: Floats, product: Floats
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
+def fill_row_curves(
+    mask: Floats, weights: Floats, offsets: Floats, points: Floats, sigma: Floats, reached: Floats
+) -> None:
+    """Compute σ(η_i), (n_rows, n_features, n_points), and −Σ_i log(1 + exp(η_i)) of each row.
+
+    Each row has its own points, (n_rows, q, n_points).
+    """
+    for n in range(len(mask)):
+        own = mask[n].reshape(-1, 1)
+        fill_node_curves(own, weights, offsets, points[n], sigma[n], reached[n])
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
 def weigh_node_curves(share: Floats, sigma: Floats, slopes: Floats) -> None:
     """Multiply σ(η_i) by the share of each node, and compute σ (1 − σ) times the share."""
     wide_vectors()

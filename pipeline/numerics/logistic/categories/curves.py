@@ -269,6 +269,10 @@ def tabulate_levels(items: LevelItems, points: Floats) -> NodeCurves:
     eta = items.compute_forms(points)
     slopes, constants = np.empty_like(eta), np.zeros_like(eta)
     for alike in iter_alike(items.n_planes):
+        if alike.planes.shape[1] == 1 and items.asymptotes is None:
+            planes = alike.planes[:, 0]
+            slopes[planes], constants[planes] = eta[planes], log_expit(-eta[planes])
+            continue
         log_p = items.compute_log_probabilities(eta, alike)
         slopes[alike.planes] = np.diff(log_p, axis=1)
         constants[alike.planes[:, 0]] = log_p[:, 0]

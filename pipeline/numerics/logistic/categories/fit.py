@@ -21,7 +21,7 @@ from pipeline.numerics.logistic.categories.curves import (
     count_levels_at_nodes,
     iter_alike,
 )
-from pipeline.numerics.logistic.trait_scores import HasMoments
+from pipeline.numerics.logistic.categories.scores import HasMoments
 
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]

@@ -9,12 +9,13 @@ import pytest
 import scipy
 from numpy.typing import NDArray
 
+from pipeline.numerics.logistic.categories.scores import RowRegression
 from pipeline.numerics.logistic.centred_nodes import centred_e_step
 from pipeline.numerics.logistic.centred_points import TraitItems, posterior_by_quadrature
 from pipeline.numerics.logistic.latent_nodes import gauss_hermite, node_statistics
 from pipeline.numerics.logistic.lattice_nodes import lattice_e_step
 from pipeline.numerics.logistic.lattice_posterior import posterior_on_lattice
-from pipeline.numerics.logistic.trait_scores import RowRegression, sum_trait_scores
+from tests.pipeline.numerics.logistic.test_scores import sum_binary_scores
 
 Floats = NDArray[np.float64]
 
@@ -140,7 +141,8 @@ def test_scores_agree_with_a_fine_grid(q: int, n_features: int) -> None:
         mean = share[used] @ score
         products += ROW_WEIGHTS[n] * np.outer(mean, mean)
         spread += ROW_WEIGHTS[n] * score.T @ (share[used, None] * score)
-    found = sum_trait_scores(X, observed, weights, offsets, expected, ROW_WEIGHTS, regression)
+    items = TraitItems(weights, offsets)
+    found = sum_binary_scores(X, observed, items, expected, None, ROW_WEIGHTS, regression)
     for total, own in ((products, found.products), (spread, found.spread)):
         scale = np.sqrt(np.diag(total))
         assert abs((own - total) / np.outer(scale, scale)).max() < 0.01

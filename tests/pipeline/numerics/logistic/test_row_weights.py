@@ -11,10 +11,13 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from pipeline.numerics.bits.kernels import pack_rows
+from pipeline.numerics.logistic.categories.curves import LevelItems
+from pipeline.numerics.logistic.categories.scores import sum_block_scores
 from pipeline.numerics.logistic.centred_nodes import centred_e_step
 from pipeline.numerics.logistic.centred_points import TraitItems
 from pipeline.numerics.logistic.latent_nodes import (
     gauss_hermite,
+    node_posterior,
     node_statistics,
 )
 from pipeline.numerics.logistic.lattice_nodes import lattice_e_step
@@ -22,11 +25,7 @@ from pipeline.numerics.logistic.lattice_posterior import posterior_on_lattice
 from pipeline.numerics.logistic.logistic_bound import variational_e_step
 from pipeline.numerics.logistic.logistic_sites import ep_e_step, sum_ep_score_products
 from pipeline.numerics.logistic.parameter_expansion import sum_trait_moments
-from pipeline.numerics.logistic.trait_scores import (
-    sum_block_scores,
-    sum_node_scores,
-    sum_trait_scores,
-)
+from tests.pipeline.numerics.logistic.test_scores import sum_binary_scores
 
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
@@ -79,17 +78,20 @@ def products_by_sites(
 
 def scores(X: Bits, observed: Bits | None, w: Floats, b: Floats, r: Floats | None) -> Sums:
     posterior = posterior_on_lattice(X, observed, TraitItems(w, b))
-    return sum_trait_scores(X, observed, w, b, posterior, r)._asdict()
+    return sum_binary_scores(X, observed, TraitItems(w, b), posterior, None, r)._asdict()
 
 
 def block_scores(X: Bits, observed: Bits | None, w: Floats, b: Floats, r: Floats | None) -> Sums:
     posterior = posterior_on_lattice(X, observed, TraitItems(w, b))
-    directions = np.random.default_rng(0).normal(size=(N_FEATURES, w.shape[1] + 1, 4))
-    return sum_block_scores(X, observed, w, b, posterior, directions, r)._asdict()
+    directions = np.random.default_rng(0).normal(size=(N_FEATURES * (w.shape[1] + 1), 4))
+    items = LevelItems.from_binary(w, b)
+    return sum_block_scores(X, observed, items, posterior, directions, r)._asdict()
 
 
 def scores_on_nodes(X: Bits, _: Bits | None, w: Floats, b: Floats, r: Floats | None) -> Sums:
-    return sum_node_scores(X, w, b, gauss_hermite(9, w.shape[1]), r)._asdict()
+    nodes = gauss_hermite(9, w.shape[1])
+    posterior = node_posterior(X, None, w, b, nodes)
+    return sum_binary_scores(X, None, TraitItems(w, b), posterior, nodes, r)._asdict()
 
 
 def moments(X: Bits, observed: Bits | None, w: Floats, b: Floats, r: Floats | None) -> Sums:
