@@ -125,7 +125,7 @@ def run_embedded_server() -> Iterator[str]:
         if not had_dot and "." in sys.path:
             sys.path.remove(".")
         try:
-            with _use_server(f"http://127.0.0.1:{listener.getsockname()[1]}/api") as url:
+            with use_server(f"http://127.0.0.1:{listener.getsockname()[1]}/api") as url:
                 yield url
         finally:
             server.should_exit = True
@@ -133,7 +133,7 @@ def run_embedded_server() -> Iterator[str]:
 
 
 @contextmanager
-def _use_server(url: str) -> Iterator[str]:
+def use_server(url: str) -> Iterator[str]:
     """Let flows use this server, without heartbeats: their thread would end up to 1 s late."""
     from prefect import settings
 

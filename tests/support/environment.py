@@ -1,9 +1,10 @@
 """The environment of the tests' processes; imported before NumPy and Prefect, which read it.
 
 BLAS uses one thread, because the two processes of `pytest -n 2` share the CPUs: threads that wait
-for each other would take most of the CPU time. Temporary files lie in memory if there is room,
-because every write is synced, which is slow on a disk. Each process has its own home of Prefect.
-Scripts start background processes with Ctrl-C ignored; here it works, as tests press it.
+for each other would take most of the CPU time. Memory has few arenas, as what is freed within them
+stays with the process. Temporary files lie in memory if there is room, because every write is
+synced, which is slow on a disk. Each process has its own home of Prefect. Scripts start background
+processes with Ctrl-C ignored; here it works, as tests press it.
 """
 
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 import certifi
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("MALLOC_ARENA_MAX", "2")  # of the processes that tests start
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

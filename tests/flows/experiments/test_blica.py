@@ -65,7 +65,7 @@ def small() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def finished(prefect_server: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of quick runs of all three commands, with what they printed."""
     folder = tmp_path_factory.mktemp("experiments")
     for name in NAMES:
@@ -158,7 +158,7 @@ def test_linear_ica_may_fail_to_converge(monkeypatch):
 
 
 @pytest.mark.matrix
-def test_trials_are_the_same_everywhere(prefect_server, cluster):
+def test_trials_are_the_same_everywhere(cluster):
     def found(name: str, address: str | None = None, alone: bool = False) -> list[Any]:
         where = ExecutorOptions(name=name, workers=None, cluster=address)
         rows = run_shape_trials(run_sample_trial, draw_simulated_rows, [SMALL], 2, 7, where, alone)

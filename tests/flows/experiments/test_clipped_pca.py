@@ -42,7 +42,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def finished(prefect_server: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of one quick run of the whole command."""
     output = tmp_path_factory.mktemp("experiment") / "output"
     with pytest.raises(SystemExit) as leaving:

@@ -52,7 +52,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def finished(prefect_server: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of one quick run, and what it printed."""
     output = tmp_path_factory.mktemp("denoising") / "output"
     options = ["--quick", "--executor", "serial", "--seed", "3", "--output", str(output), "--json"]

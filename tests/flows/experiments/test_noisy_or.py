@@ -31,7 +31,7 @@ LINES, SHIFTER = make_problems()
 
 
 @pytest.fixture(scope="module")
-def finished(prefect_server: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of one short run with few units, and what it printed."""
     output = tmp_path_factory.mktemp("noisy-or") / "output"
     options = ["--quick", "--starts", "2", "--executor", "serial", "--output", str(output)]
