@@ -45,12 +45,12 @@ def test_markdown_names_the_machine_and_has_tables() -> None:
     assert re.match(measured, lines[-2])
 
 
-def test_headers_without_gaps_are_split_at_the_ends_of_columns() -> None:
+def test_aligned_columns_become_tables() -> None:
     output = (
         "10 rows\n"
-        "method      ms per batch ratio to plain loop\n"
-        "plain loop          1.25                1.00\n"
-        "by blocks           0.25                0.20\n"
+        "method      ms per batch  ratio to plain loop\n"
+        "plain loop          1.25                 1.00\n"
+        "by blocks           0.25                 0.20\n"
         "speed-up: 5.0\n"
     )
     assert format_tables(output).splitlines() == [

@@ -6,7 +6,6 @@ import os
 import platform
 import re
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 
 _CPU_INFO = Path("/proc/cpuinfo")
@@ -34,7 +33,8 @@ def format_tables(output: str) -> str:
             end += 1
         if end > place + 1 and len(_split_cells(lines[place])) > 1:
             tables += [_format_table(["measurement"], [[line] for line in plain])] * bool(plain)
-            tables.append(_format_aligned(lines[place:end]))
+            header, *rows = map(_split_cells, lines[place:end])
+            tables.append(_format_table(header, rows))
             plain, place = [], end
         else:
             plain.append(lines[place].strip())
@@ -45,21 +45,6 @@ def format_tables(output: str) -> str:
 
 def _split_cells(line: str) -> list[str]:
     return _WIDE_GAP.split(line.strip())
-
-
-def _format_aligned(lines: Sequence[str]) -> str:
-    """Split the header where the columns of the first row end, because they are right-aligned."""
-    header, *rows = lines
-    first = _split_cells(rows[0])
-    names = _split_cells(header)
-    if len(names) != len(first):
-        ends, at = [], 0
-        for cell in first:
-            at = rows[0].index(cell, at) + len(cell)
-            ends.append(at)
-        rest = [header[start:end].strip() for start, end in pairwise(ends[1:])]
-        names = [*_split_cells(header[: ends[1]]), *rest]
-    return _format_table(names, [_split_cells(row) for row in rows])
 
 
 def _format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

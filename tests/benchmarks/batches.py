@@ -7,12 +7,11 @@ in memory. "one task" makes all updates inside a single task; "one map per batch
 through the executor.
 """
 
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from pipeline.executors.base import Executor, SerialExecutor, limit_blas_threads
 from pipeline.fitting.loop import collect_first_statistics, collect_pass_statistics, initialize_fit
 from pipeline.models.autoencoder import Autoencoder
 from pipeline.statistics.sums import Sums
+from tests.benchmarks._measure import Table, alternate
 from tests.support.data import write_arrays
 from tests.support.worker_processes import worker_processes
 
@@ -78,7 +78,7 @@ def main() -> None:
     X = (np.random.default_rng(1).random((N_ROWS, N_FEATURES)) < 0.3).astype(np.uint8)
     model = Autoencoder(n_components=N_HIDDEN, batch=BATCH, optimizer="momentum")
     print(f"{N_ROWS:,} rows x {N_FEATURES} features, {N_HIDDEN} hidden units, batch size {BATCH}")
-    print(f"{'method':26s} {'ms per batch':>12} {'ratio to plain loop':>19}")
+    table = Table("method:<26", "ms per batch:.2f", "ratio to plain loop:.2f")
     with (
         tempfile.TemporaryDirectory() as folder,
         limit_blas_threads(),
@@ -98,15 +98,9 @@ def main() -> None:
             ),
             "one map per batch, Dask": lambda: train_by_maps(ranges, layer, rate, dask),
         }
-        times: dict[str, list[float]] = {name: [] for name in methods}
-        for name in [*methods] * REPEATS:
-            start = time.perf_counter()
-            methods[name]()
-            times[name].append(time.perf_counter() - start)
-    base = statistics.median(times["plain loop"])
+        times = {name: median(runs) for name, runs in alternate(methods, REPEATS).items()}
     for name, seconds in times.items():
-        median = statistics.median(seconds)
-        print(f"{name:26s} {1e3 * median / N_BATCHES:12.2f} {median / base:19.2f}")
+        table.add(name, 1e3 * seconds / N_BATCHES, seconds / times["plain loop"])
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ from storage.examples import (
     draw_nonstationary_rows,
     draw_nonstationary_truth,
 )
+from tests.benchmarks._measure import Table
 from tests.support.data import make_test_row_source, write_arrays
 
 RNG = np.random.default_rng(0)
@@ -62,6 +63,10 @@ SHAPES = {
     "components": [Shape(20, k) for k in (2, 5, 10, 15)],
     "targets": [Shape(10, 10), Shape(100, 10)],
 }
+COLUMNS = (
+    *("correlations:.2f", "starts:7.2f", "fit:7.2f", "fit wall:.2f", "auto:7.2f", "auto wall:.2f"),
+    *("chosen:8g", "fit MCS:.4f", "auto MCS:.4f", "peak GB:.2f", "estimate GB:.2f"),
+)
 LARGE, WIDE = Shape(1000, 10), Shape(3000, 10, 5)
 
 
@@ -110,7 +115,7 @@ def measure_parts(
     return fixed_state, [correlations, starts, fit_times]
 
 
-def measure_shape(shape: Shape) -> str:
+def measure_shape(shape: Shape) -> tuple[float, ...]:
     """Measure one shape; return its line of the table."""
     fixed = BLICA(n_components=shape.n_components, regularization=REGULARIZATION)
     auto = BLICA(n_components=shape.n_components)
@@ -126,13 +131,9 @@ def measure_shape(shape: Shape) -> str:
     ]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     estimate = auto.estimate_memory(shape.n_features, shape.n_segments, THREADS.n_threads)
-    return (
-        f"{shape.n_features:8d} {shape.n_components:10d} {shape.n_segments:8d} "
-        f"{correlations.cpu:12.2f} {starts.cpu:7.2f} {fit_times.cpu:7.2f} {fit_times.wall:8.2f} "
-        f"{auto_times.cpu:7.2f} {auto_times.wall:9.2f} "
-        f"{auto_state.diagnostics['regularization']:8g} "
-        f"{similarities[0]:7.4f} {similarities[1]:8.4f} {peak / 1e9:7.2f} {estimate / 1e9:11.2f}"
-    )
+    parts = (correlations.cpu, starts.cpu, *fit_times, *auto_times)
+    chosen = auto_state.diagnostics["regularization"]
+    return (*shape[:3], *parts, chosen, *similarities, peak / 1e9, estimate / 1e9)
 
 
 def main() -> None:
@@ -142,12 +143,9 @@ def main() -> None:
     measure_shape(Shape(6, 2, 4, 100))  # compile the kernels
     for dimension, shapes_of_table in shapes.items():
         print(f"\n{dimension}")
-        print(
-            "features components segments correlations  starts     fit fit wall    auto auto wall "
-            "  chosen fit MCS auto MCS peak GB estimate GB"
-        )
+        table = Table("features:d", "components:d", "segments:d", *COLUMNS)
         for shape in shapes_of_table:
-            print(measure_shape(shape), flush=True)
+            table.add(*measure_shape(shape))
 
 
 if __name__ == "__main__":

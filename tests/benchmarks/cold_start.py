@@ -11,6 +11,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from tests.benchmarks._measure import Table
 from tests.benchmarks.startup import REPEATS, run
 
 COMMAND = ("-m", "flows.fit", "--dataset", "example:digits")
@@ -26,11 +27,11 @@ def measure_first_and_later(folder: Path, *, is_recorded: bool) -> tuple[float, 
 
 def main() -> None:
     """Print the seconds of the first and of later fits, and their ratio."""
-    print(f"{'fit':22} {'first, CPU s':>13} {'later, CPU s':>13} {'first / later':>14}")
+    table = Table("fit:<22", "first, CPU s:.1f", "later, CPU s:.2f", "first / later:.1f")
     for name, is_recorded in (("without Prefect", False), ("recorded by Prefect", True)):
         with tempfile.TemporaryDirectory() as folder:
             first, later = measure_first_and_later(Path(folder), is_recorded=is_recorded)
-        print(f"{name:22} {first:13.1f} {later:13.2f} {first / later:14.1f}")
+        table.add(name, first, later, first / later)
 
 
 if __name__ == "__main__":

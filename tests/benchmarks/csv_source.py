@@ -6,7 +6,6 @@ Prints wall seconds, the best of several runs.
 """
 
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import numpy as np
 import pyarrow.csv
 
 from storage.sources import open_source
+from tests.benchmarks._measure import measure_best
 
 N_ROWS, N_FEATURES, REPEATS = 200_000, 512, 3
 
@@ -29,12 +29,6 @@ def write_csv(path: Path) -> None:
             file.write(text.tobytes())
 
 
-def measure_seconds(read: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    read()
-    return time.perf_counter() - start
-
-
 def read_batches(path: Path) -> int:
     return sum(int(batch.X.sum()) for batch in open_source(str(path)).iter_batches())
 
@@ -42,8 +36,7 @@ def read_batches(path: Path) -> int:
 def compare_with_pyarrow(name: str, read: Callable[[], object], path: Path) -> None:
     """Print the seconds of reading a file and of pyarrow's read, and their ratio."""
     seconds, pyarrow_seconds = (
-        min(measure_seconds(work) for _ in range(REPEATS))
-        for work in (read, lambda: pyarrow.csv.read_csv(path))
+        measure_best(work, REPEATS) for work in (read, lambda: pyarrow.csv.read_csv(path))
     )
     print(f"{N_ROWS:,} rows x {N_FEATURES} features, best of {REPEATS} runs")
     print(f"{name}: {seconds:.2f} s")

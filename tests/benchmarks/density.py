@@ -28,6 +28,7 @@ from pipeline.models.base import Model
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture
 from pipeline.models.trees.hidden_tree import HiddenTree
 from pipeline.models.trees.tree_mixture import TreeMixture
+from tests.benchmarks._measure import Table
 from tests.support.data import SHARED
 from tests.support.strategies import DenseData, make_memory_rows
 
@@ -99,7 +100,7 @@ def main() -> None:
     if unknown := [name for name in names if name not in known]:
         sys.exit(f"{unknown[0]} is not a set in {SHARED}; choose from {', '.join(known)}.")
     published, total = read_published(), 0.0
-    print(f"{'set':8}  {'model':18}  {'settings':36}  {'valid':>9}  {'test':>9}  {'CPU s':>6}")
+    table = Table("set:<8", "model:<18", "settings:<36", "valid:9.3f", "test:9.3f", "CPU s:6.0f")
     for name in names or known:
         rows = read_splits(name)
         for kind, models in MODELS.items():
@@ -111,15 +112,9 @@ def main() -> None:
             seconds = time.process_time() - start
             total += seconds
             test, settings = score(*fits[best], rows["test"]), describe(models[best], models)
-            print(
-                f"{name:8}  {kind:18}  {settings:36}  {valid[best]:9.3f}  {test:9.3f}  "
-                f"{seconds:6.0f}",
-                flush=True,
-            )
+            table.add(name, kind, settings, valid[best], test, seconds)
         for source, nats in published.get(name, {}).items():
-            print(
-                f"{name:8}  {source + ', published':18}  {'-':36}  {'-':>9}  {nats:9.3f}  {'-':>6}"
-            )
+            table.add(name, f"{source}, published", "-", "-", nats, "-")
     print(f"CPU seconds in all: {total:.0f}")
 
 

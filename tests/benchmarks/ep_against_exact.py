@@ -23,6 +23,7 @@ from pipeline.numerics.probit.expectation_propagation import probit_posterior
 from pipeline.numerics.probit.orthant import log_orthant_probability
 from pipeline.numerics.probit.probit_scores import ep_scores
 from storage.examples import draw_nonstationary_rows, draw_nonstationary_truth
+from tests.benchmarks._measure import Table
 
 SHAPES = ((6, 2), (6, 6), (10, 10), (20, 10))
 SEGMENTS, ROWS, TOL = 40, 3, 3e-5
@@ -67,17 +68,15 @@ def fit_mixing(seed, likelihood):
 def main():
     """Print both tables."""
     print("mean absolute error of the log-likelihood, nats per row")
-    print(f"{'features':>8} {'components':>10} {'plain EP':>12} {'corrected EP':>12}")
+    table = Table("features:d", "components:d", "plain EP:.1e", "corrected EP:.1e")
     for shape in SHAPES:
-        plain, corrected = np.abs(measure_errors(*shape)).mean(axis=1)
-        print(f"{shape[0]:8} {shape[1]:10} {plain:12.1e} {corrected:12.1e}", flush=True)
+        table.add(*shape, *np.abs(measure_errors(*shape)).mean(axis=1))
     print(f"cosine similarity of the mixing, {FITTED} features and {FITTED} components")
-    print(f"{'seed':>4} {'EP, exact':>12} {'EP, truth':>12} {'exact, truth':>12}")
+    table = Table("seed:d", "EP, exact:.4f", "EP, truth:.4f", "exact, truth:.4f")
     for seed in range(SEEDS):
         (ep, truth), (exact, _) = fit_mixing(seed, "ep"), fit_mixing(seed, "exact")
         pairs = (ep, exact), (ep, truth), (exact, truth)
-        similarities = [f"{mean_cosine_similarity(*pair):12.4f}" for pair in pairs]
-        print(f"{seed:4}", *similarities, flush=True)
+        table.add(seed, *(mean_cosine_similarity(*pair) for pair in pairs))
 
 
 if __name__ == "__main__":

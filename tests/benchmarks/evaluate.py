@@ -10,9 +10,7 @@ models are fitted and evaluated too. Defaults: 100,000 rows, 100 features; alway
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from flows.cli.options import ExecutorOptions
 from flows.evaluating.stages import EvaluateOptions, prepare_evaluation, run_evaluation_stages
@@ -28,22 +26,16 @@ from pipeline.fitting.loop import fit_model
 from pipeline.models.latent_trait import LatentTrait
 from pipeline.passes.map_reduce import collect_statistics
 from pipeline.statistics.sums import Sums
+from tests.benchmarks._measure import Table, measure
 from tests.benchmarks.task_sizes import write_dataset
 
 SERIAL = ExecutorOptions(name="serial")
 
 
-def measure(work: Callable[[], Any]) -> float:
-    """Return the CPU seconds of the second run."""
-    work()
-    start = time.process_time()
-    work()
-    return time.process_time() - start
-
-
 def unpack(block: BinaryBlock) -> Sums:
     """Unpack a block and count its ones."""
-    return Sums(block.n_samples, float(block.unpack_values().sum()), {})
+    ones = float(block.unpack_values().sum())
+    return Sums(block.n_samples, float(block.n_samples), ones, {})
 
 
 def main() -> None:
@@ -58,8 +50,11 @@ def main() -> None:
         run_fit(prepare_fit(options))
         rows = make_row_source(dataset, memory=1 << 30)
         model, executor = LatentTrait(errors="none"), SerialExecutor()
-        fit = measure(lambda: fit_model(model, rows, executor, 0))
-        one_pass = measure(lambda: collect_statistics(unpack, rows, executor, "unpack"))
+        works = (
+            lambda: fit_model(model, rows, executor, 0),
+            lambda: collect_statistics(unpack, rows, executor, "unpack"),
+        )
+        fit, one_pass = (measure(work, 2, time.process_time)[1] for work in works)
         plan = prepare_evaluation(EvaluateOptions(name, (output,), where=SERIAL))
         for _ in range(2):
             stages = StageRunner(executor, dataset.feature_names, dataset.segment_names)
@@ -68,9 +63,9 @@ def main() -> None:
     total = sum(seconds_by_stage.values())
     parts = [("fit", fit), ("unpacking all rows", one_pass), ("evaluate", total)]
     parts += [(f"  {stage}", seconds) for stage, seconds in seconds_by_stage.items()]
-    print(f"{'part':40} {'CPU s':>8} {'ratio to fit':>12}")
+    table = Table("part:<40", "CPU s:8.2f", "ratio to fit:.3f")
     for part, seconds in parts:
-        print(f"{part:40} {seconds:8.2f} {seconds / fit:12.3f}")
+        table.add(part, seconds, seconds / fit)
     print(f"evaluate / unpacking all rows: {total / one_pass:.0f}")
 
 

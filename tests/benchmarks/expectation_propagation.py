@@ -6,12 +6,11 @@ Prints rows per second on one core, the speed relative to NumPy with BLAS, and t
 row. The NumPy version omits the skewness correction, which is most of the work at 50 components.
 """
 
-import time
-
 import numpy as np
 from scipy.special import log_ndtr
 
 from pipeline.numerics.probit.expectation_propagation import probit_posterior
+from tests.benchmarks._measure import Table, measure_best
 
 SIZES = ((64, 5), (256, 10), (256, 30), (2000, 50))
 N_NUMPY_ROWS = 20
@@ -52,37 +51,24 @@ def numpy_posterior(x, weights, offsets, tol=1e-5):
     return mean, np.diag(covariance)
 
 
-def measure_seconds(function):
-    """Return the wall time of the fastest of three runs."""
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
 def main():
     """Print one line per model size."""
     rng = np.random.default_rng(0)
     probit_posterior(*draw_problem(rng, 2, 1, 1))
-    print(
-        f"{'features':>8} {'components':>10} {'rows/s':>9} {'speed vs NumPy':>14} "
-        f"{'mean iterations':>15} {'max iterations':>14}"
+    table = Table(
+        *("features:d", "components:d", "rows/s:9.0f", "speed vs NumPy:.1f"),
+        *("mean iterations:.1f", "max iterations:d"),
     )
     for n_features, n_components in SIZES:
         n_rows = min(5000, 40_000_000 // (n_features * n_components**2))
         X, *parameters = draw_problem(rng, n_features, n_components, n_rows)
-        rate = n_rows / measure_seconds(lambda: probit_posterior(X, *parameters))  # noqa: B023
+        rate = n_rows / measure_best(lambda: probit_posterior(X, *parameters))  # noqa: B023
         rows = X[:N_NUMPY_ROWS]
-        baseline = len(rows) / measure_seconds(
+        baseline = len(rows) / measure_best(
             lambda: [numpy_posterior(x, *parameters) for x in rows]  # noqa: B023
         )
         rounds = probit_posterior(X, *parameters).rounds
-        print(
-            f"{n_features:8d} {n_components:10d} {rate:9.0f} {rate / baseline:14.1f} "
-            f"{rounds.mean():15.1f} {rounds.max():14}"
-        )
+        table.add(n_features, n_components, rate, rate / baseline, rounds.mean(), rounds.max())
 
 
 if __name__ == "__main__":

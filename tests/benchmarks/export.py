@@ -9,8 +9,6 @@ reading the codes; `write-only` writes a table that is already in memory, as pya
 
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +22,10 @@ from pipeline.passes.row_ranges import choose_rows_per_range
 from storage.codes.codes import CodeArraySpec, Codes, create_codes, open_codes, seal_codes
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.dataset.writer import create_dataset
+from tests.benchmarks._measure import Table, measure_best
 from tests.support.data import ArrayBatch
 
-N_ROWS, N_COMPONENTS, REPEATS = 1_000_000, 5, 3
+N_ROWS, N_COMPONENTS = 1_000_000, 5
 
 
 def write_dataset(folder: Path, n_rows: int, rng: np.random.Generator) -> BinaryDataset:
@@ -61,16 +60,6 @@ def write_codes(folder: Path, dataset: BinaryDataset, rng: np.random.Generator) 
     return open_codes(folder / "codes.zarr")
 
 
-def measure_seconds(work: Callable[[], object]) -> float:
-    """Return the wall time of the fastest of several runs."""
-    times = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
 def main() -> None:
     """Print one line per file format."""
     n_rows = int(sys.argv[1]) if len(sys.argv) > 1 else N_ROWS
@@ -81,27 +70,25 @@ def main() -> None:
         code_table = make_code_table(codes, dataset)
         whole = pa.Table.from_batches(list(code_table.batches), code_table.schema)
         print(f"{n_rows:,} rows, {N_COMPONENTS} components, {whole.nbytes / 1e6:,.0f} MB in memory")
-        print(
-            f"{'format':8} {'pyarrow s':>9} {'export s':>9} {'export speed':>12} "
-            f"{'write-only speed':>16}"
+        table = Table(
+            *("format:<8", "pyarrow s:.2f", "export s:.2f", "export speed:.0%"),
+            "write-only speed:.0%",
         )
         pyarrow_writers = {".csv": pa.csv.write_csv, ".parquet": pa.parquet.write_table}
         for suffix, write in pyarrow_writers.items():
             export_path, pyarrow_path = folder / f"export{suffix}", folder / f"pyarrow{suffix}"
-            pyarrow_seconds = measure_seconds(
+            pyarrow_seconds = measure_best(
                 lambda write=write, path=pyarrow_path: write(whole, path)
             )
-            export_seconds = measure_seconds(
+            export_seconds = measure_best(
                 lambda path=export_path: write_table(make_code_table(codes, dataset), path, True)
             )
             in_memory = BatchedTable(whole.schema, n_rows, whole.to_batches())
-            write_seconds = measure_seconds(
+            write_seconds = measure_best(
                 lambda path=export_path, t=in_memory: write_table(t, path, True)
             )
-            print(
-                f"{suffix[1:]:8} {pyarrow_seconds:9.2f} {export_seconds:9.2f} "
-                f"{pyarrow_seconds / export_seconds:12.0%} {pyarrow_seconds / write_seconds:16.0%}"
-            )
+            speeds = (pyarrow_seconds / seconds for seconds in (export_seconds, write_seconds))
+            table.add(suffix[1:], pyarrow_seconds, export_seconds, *speeds)
 
 
 if __name__ == "__main__":

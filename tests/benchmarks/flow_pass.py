@@ -6,10 +6,7 @@ Prints median wall seconds of a pass with each executor, and the ratio to a loop
 reads every chunk and counts its pairs.
 """
 
-import statistics
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,24 +20,23 @@ from pipeline.fitting.loop import collect_pass_statistics
 from pipeline.models.clipped_pca import ClippedPCA
 from pipeline.models.state import FitState
 from pipeline.numerics.bits.kernels import symmetric_joint_counts
-from storage.dataset.dataset import BinaryDataset, open_dataset
-from storage.dataset.writer import create_dataset
-from tests.support.data import ArrayBatch, make_test_row_source
+from storage.dataset.dataset import BinaryDataset
+from tests.benchmarks._measure import Table, measure_median, write_rows
+from tests.support.data import make_test_row_source
 from tests.support.worker_processes import worker_processes
 
-N_ROWS, N_FEATURES, REPEATS = 2_000_000, 512, 5
+N_ROWS, N_FEATURES = 2_000_000, 512
 
 
 def write_dataset(path: Path) -> BinaryDataset:
     """Write independent bits with different margins, which hardly compress."""
     rng = np.random.default_rng(0)
     shares = rng.uniform(0.05, 0.95, N_FEATURES)
-    names = [f"f{i}" for i in range(N_FEATURES)]
-    with create_dataset(path, names, expected_rows=N_ROWS) as writer:
-        for _ in range(0, N_ROWS, 50_000):
-            rows = rng.random((50_000, N_FEATURES), np.float32) < shares
-            writer.add(ArrayBatch(rows.view(np.uint8)))
-    return open_dataset(path)
+    batches = (
+        (rng.random((50_000, N_FEATURES), np.float32) < shares).view(np.uint8)
+        for _ in range(0, N_ROWS, 50_000)
+    )
+    return write_rows(path, N_FEATURES, batches, expected_rows=N_ROWS)
 
 
 def read_and_count(dataset: BinaryDataset) -> None:
@@ -49,18 +45,8 @@ def read_and_count(dataset: BinaryDataset) -> None:
         symmetric_joint_counts(dataset.read_chunk(key).words)
 
 
-def median_seconds(work: Callable[[], object]) -> float:
-    work()
-    times = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
 def pass_seconds(rows: RowSource, executor: Executor) -> float:
-    return median_seconds(
+    return measure_median(
         lambda: collect_pass_statistics(ClippedPCA(), FitState(None), rows, executor, seed=0)
     )
 
@@ -70,14 +56,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         dataset = write_dataset(Path(folder) / "d.zarr")
         rows = make_test_row_source(dataset)
-        baseline = median_seconds(lambda: read_and_count(dataset))
+        baseline = measure_median(lambda: read_and_count(dataset))
         print(f"{N_ROWS:,} rows x {N_FEATURES} features, {dataset.n_chunks} chunks")
-        print(f"{'method':32} {'seconds':>8} {'ratio':>6}")
-        print(f"{'read and count, one thread':32} {baseline:8.3f} {1:6.2f}")
+        table = Table("method:<32", "seconds:8.3f", "ratio:6.2f")
+        table.add("read and count, one thread", baseline, 1)
 
         def measure_executor(name: str, executor: Executor) -> float:
             seconds = pass_seconds(rows, executor)
-            print(f"{name:32} {seconds:8.3f} {seconds / baseline:6.2f}")
+            table.add(name, seconds, seconds / baseline)
             return seconds
 
         measure_executor("pass, serial", SerialExecutor())

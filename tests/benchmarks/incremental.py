@@ -20,6 +20,7 @@ import numpy as np
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from storage.artifacts.artifacts import load_artifact
 from storage.dataset.writer import DatasetWriter, append_dataset, create_dataset
+from tests.benchmarks._measure import Table
 from tests.support.data import ArrayBatch
 
 MILLIONS, N_FEATURES, N_SEGMENTS, BATCH = 8.0, 256, 4, 100_000
@@ -83,19 +84,16 @@ def main() -> None:
             add_rows(writer, n_rows // 100, 2)
         refit = fit_all(folder)
     print(f"{n_rows:,} rows x {N_FEATURES} features, then 1 % more; wall seconds of counting")
-    print(
-        f"{'model':12s} {'first fit s':>11} {'refit s':>8} {'ratio':>6} {'start-up s':>10} "
-        f"{'net ratio':>9} {'drift s':>8}"
+    table = Table(
+        *("model:<12", "first fit s:.2f", "refit s:8.2f", "ratio:6.3f", "start-up s:.2f"),
+        *("net ratio:.3f", "drift s:8.2f"),
     )
     for model in MODELS:
         first, second, startup = (
             counting_seconds(run, model) for run in (first_fit, refit, small_fit)
         )
         net = (second - startup) / (first - startup)
-        print(
-            f"{model:12s} {first:11.2f} {second:8.2f} {second / first:6.3f} {startup:10.2f} "
-            f"{net:9.3f} {refit[model]['drift']:8.2f}"
-        )
+        table.add(model, first, second, second / first, startup, net, refit[model]["drift"])
 
 
 if __name__ == "__main__":

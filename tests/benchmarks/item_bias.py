@@ -17,6 +17,7 @@ from pipeline.executors.base import ThreadsExecutor
 from pipeline.executors.progress import ignore_progress
 from pipeline.passes.map_reduce import collect_statistics
 from pipeline.statistics.counts import FeatureCounts
+from tests.benchmarks._measure import Table
 from tests.support.strategies import DenseData, make_memory_rows
 
 N_ROWS, N_ITEMS, CHUNK_ROWS, N_THREADS = 100_000, 40, 20_000, 2
@@ -47,14 +48,14 @@ def run_tests(data: DenseData, n_groups: int) -> None:
 
 def main() -> None:
     """Print the table."""
-    print(f"{'groups':>8}{'missing':>9}{'seconds':>9}{'CPU s':>7}")
+    table = Table("groups:d", "missing:.0%", "seconds:.1f", "CPU s:.1f")
     for n_groups, missing in ((2, 0.0), (4, 0.0), (2, 0.1)):
         run_tests(draw_rows(500, n_groups, missing), n_groups)  # compiles kernels
         data = draw_rows(N_ROWS, n_groups, missing)
         start, cpu_start = time.perf_counter(), time.process_time()
         run_tests(data, n_groups)
         seconds, cpu = time.perf_counter() - start, time.process_time() - cpu_start
-        print(f"{n_groups:>8}{missing:>9.0%}{seconds:>9.1f}{cpu:>7.1f}", flush=True)
+        table.add(n_groups, missing, seconds, cpu)
 
 
 if __name__ == "__main__":

@@ -23,22 +23,12 @@ from threadpoolctl import threadpool_limits
 from pipeline.executors.base import Executor, SerialExecutor, ThreadsExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.kernel_pca import KernelPCA
-from storage.dataset.dataset import open_dataset
-from storage.dataset.writer import create_dataset
-from tests.benchmarks.neighbours import alternate
-from tests.support.data import ArrayBatch, make_test_row_source
+from tests.benchmarks._measure import Table, alternate, draw_factor_rows
+from tests.support.data import make_test_row_source, write_arrays
 from tests.support.strategies import DenseData, make_memory_rows
 from tests.support.worker_processes import worker_processes
 
 N_EXACT, N_ROWS, N_COMPONENTS, WIDTH = 5000, 50_000, 10, 6.0
-
-
-def draw_rows(n_rows: int, n_features: int) -> NDArray[np.uint8]:
-    """Draw rows that depend on ten factors."""
-    rng = np.random.default_rng(0)
-    mixing = rng.standard_normal((10, n_features), np.float32)
-    inputs = 0.5 * rng.standard_normal((n_rows, 10), np.float32) @ mixing
-    return (inputs + rng.standard_normal((n_rows, n_features), np.float32) > 0.7).view(np.uint8)
 
 
 def fit_in_memory(X: NDArray[np.uint8], **settings: Any) -> Any:
@@ -50,14 +40,14 @@ def print_medians(title: str, seconds: dict[str, list[float]]) -> None:
     """Print the median seconds of each method, and their ratios to the first method."""
     print(title)
     first = median(next(iter(seconds.values())))
-    print(f"  {'method':28} {'seconds':>8} {'ratio':>6}")
+    table = Table("method:<28", "seconds:8.2f", "ratio:6.2f")
     for name, runs in seconds.items():
-        print(f"  {name:28} {median(runs):8.2f} {median(runs) / first:6.2f}")
+        table.add(name, median(runs), median(runs) / first)
 
 
 def compare_exact() -> None:
     """Compare the exact fit with scikit-learn's."""
-    X = draw_rows(N_EXACT, 256)
+    X = draw_factor_rows(N_EXACT, 256)
     floats = X.astype(np.float64)
     sklearn_model = SklearnKernelPCA(
         N_COMPONENTS, kernel="rbf", gamma=0.5 / WIDTH**2, eigen_solver="arpack"
@@ -76,7 +66,7 @@ def compare_exact() -> None:
 
 def compare_landmarks() -> None:
     """Compare the fit with landmarks with scikit-learn's Nystroem approximation and PCA."""
-    X, n_landmarks = draw_rows(N_ROWS, 64), 500
+    X, n_landmarks = draw_factor_rows(N_ROWS, 64), 500
     floats = X.astype(np.float64)
 
     def fit_nystroem() -> Any:
@@ -96,10 +86,9 @@ def compare_landmarks() -> None:
 def compare_workers(n_rows: int) -> None:
     """Compare threads and worker processes."""
     with tempfile.TemporaryDirectory() as folder:
-        path, names = Path(folder) / "d.zarr", [f"f{i}" for i in range(64)]
-        with create_dataset(path, names, words_per_chunk=n_rows // 1024) as writer:
-            writer.add(ArrayBatch(draw_rows(n_rows, 64)))
-        rows = make_test_row_source(open_dataset(path))
+        X = draw_factor_rows(n_rows, 64)
+        dataset = write_arrays(Path(folder) / "d.zarr", X, words_per_chunk=n_rows // 1024)
+        rows = make_test_row_source(dataset)
         model = KernelPCA(n_components=N_COMPONENTS, width=WIDTH, landmarks=1000)
 
         def fit(executor: Executor) -> Any:

@@ -18,6 +18,7 @@ from scipy.special import expit
 import latentbits as lb
 from pipeline.data.datasets import MemoryDataset, make_memory_dataset
 from pipeline.data.tables import BinaryTable
+from tests.benchmarks._measure import Table
 
 N_FEATURES, N_GROUPS, SIZES = 40, 5, (100_000, 1_000_000)
 EFFECTS = np.array([0.3, -0.4, 0.5])
@@ -56,8 +57,8 @@ def main() -> None:
     """Print the table."""
     covariates = ["age", "sex", "school"]
     measure(make_dataset(2000), covariates=covariates)  # import and compile
-    print(
-        f"{'rows':>10} {'covariates':>10} {'passes':>6} {'CPU s':>7} {'coefficients / error':>30}"
+    table = Table(
+        *("rows:10,d", "covariates:d", "passes:d", "CPU s:7.1f", "coefficients / error:30"),
     )
     for n_rows in SIZES:
         dataset = make_dataset(n_rows)
@@ -69,7 +70,7 @@ def main() -> None:
                 errors = fitted.params.coefficients_error[:, 0]
                 text = ", ".join(f"{value:.2f}" for value in z / errors)
             n_covariates = 0 if own is None else len(own)
-            print(f"{n_rows:10,d} {n_covariates:10d} {n_passes:6d} {seconds:7.1f} {text:>30}")
+            table.add(n_rows, n_covariates, n_passes, seconds, text)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ two factors, CPU seconds and errors of the slopes for each estimator.
 import os
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,9 +28,9 @@ from pipeline.numerics.logistic.logistic_bound import variational_e_step
 from pipeline.passes.map_reduce import collect_statistics
 from pipeline.statistics.sums import Sums
 from storage.dataset.chunks import clear_chunk_cache
-from storage.dataset.dataset import BinaryDataset, ChunkReader, open_dataset
-from storage.dataset.writer import create_dataset
-from tests.support.data import ArrayBatch, make_test_row_source
+from storage.dataset.dataset import BinaryDataset, ChunkReader
+from tests.benchmarks._measure import Table, Work, measure, write_rows
+from tests.support.data import make_test_row_source
 from tests.support.strategies import DenseData, make_memory_rows
 from tests.support.worker_processes import worker_processes
 
@@ -53,11 +52,8 @@ def draw_rows(params: LatentTraitParams, n_rows: int, rng: np.random.Generator) 
 
 def write_dataset(path: Path, params: LatentTraitParams, n_rows: int) -> BinaryDataset:
     rng = np.random.default_rng(1)
-    names = [f"f{i}" for i in range(len(params.weights))]
-    with create_dataset(path, names, expected_rows=n_rows) as writer:
-        for _ in range(0, n_rows, STEP):
-            writer.add(ArrayBatch(draw_rows(params, STEP, rng)))
-    return open_dataset(path)
+    batches = (draw_rows(params, STEP, rng) for _ in range(0, n_rows, STEP))
+    return write_rows(path, len(params.weights), batches, expected_rows=n_rows)
 
 
 def e_step(params: LatentTraitParams, rounds: dict[str, float], block: BinaryBlock) -> Sums:
@@ -69,15 +65,9 @@ def e_step(params: LatentTraitParams, rounds: dict[str, float], block: BinaryBlo
     return Sums(block.n_samples, step.bound, values)
 
 
-def measure_seconds(work: Callable[[], object], repeats: int = REPEATS) -> float:
-    """Return the wall time of the fastest run after one that is not counted."""
-    work()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return min(times)
+def measure_shortest(work: Work, repeats: int = REPEATS) -> float:
+    """Return the wall seconds of the fastest run after one that is not counted."""
+    return min(measure(work, 1 + repeats)[1:])
 
 
 def time_passes(folder: Path) -> None:
@@ -98,7 +88,7 @@ def time_passes(folder: Path) -> None:
         return collect_statistics(partial(e_step, params, rounds), rows, executor, "pass")
 
     kernel = {
-        name: measure_seconds(partial(run_kernel, r))
+        name: measure_shortest(partial(run_kernel, r))
         for name, r in (("three rounds", THREE_ROUNDS), ("until converged", UNTIL_CONVERGED))
     }
     print(
@@ -108,9 +98,9 @@ def time_passes(folder: Path) -> None:
     threads = ThreadsExecutor(CPU_COUNT)
     for name, rounds in (("three rounds", THREE_ROUNDS), ("until converged", UNTIL_CONVERGED)):
         short, long = (
-            measure_seconds(partial(run_pass, d, threads, rounds)) for d in (half, whole)
+            measure_shortest(partial(run_pass, d, threads, rounds)) for d in (half, whole)
         )
-        serial = measure_seconds(partial(run_pass, whole, SerialExecutor(), rounds))
+        serial = measure_shortest(partial(run_pass, whole, SerialExecutor(), rounds))
         print(
             f"{name}: pass on {CPU_COUNT} threads {long:.2f} s, ratio to half the rows "
             f"{long / short:.2f}; serial pass {serial:.2f} s, ratio to kernel "
@@ -120,7 +110,7 @@ def time_passes(folder: Path) -> None:
         # Alternate, so that both share the same machine load.
         runs = [
             [
-                measure_seconds(partial(run_pass, whole, executor, UNTIL_CONVERGED), 1)
+                measure_shortest(partial(run_pass, whole, executor, UNTIL_CONVERGED), 1)
                 for executor in (one, two)
             ]
             for _ in range(2 * REPEATS)
@@ -138,9 +128,9 @@ def measure_recovery() -> None:
     rng = np.random.default_rng(0)
     params = draw_params(20, rng)
     rows = make_memory_rows(DenseData(draw_rows(params, 100_000, rng)), [5000] * 20)
-    print(
-        f"{'estimator':11} {'CPU s':>8} {'passes':>8} {'RMSE of slopes':>14} "
-        f"{'norm relative to truth':>22}"
+    table = Table(
+        *("estimator:<11", "CPU s:8.2f", "passes:8d", "RMSE of slopes:.4f"),
+        "norm relative to truth:.3f",
     )
     for estimator in ("quadrature", "variational", "ep", "auto"):
         settings: dict[str, Any] = {"estimator": estimator}
@@ -152,10 +142,8 @@ def measure_recovery() -> None:
         left, _, right = np.linalg.svd(state.params.weights.T @ params.weights)
         errors = state.params.weights @ left @ right - params.weights
         relative_size = np.linalg.norm(state.params.weights) / np.linalg.norm(params.weights)
-        print(
-            f"{estimator:11} {cpu_seconds:8.2f} {state.iteration:8} "
-            f"{np.sqrt((errors**2).mean()):14.4f} {relative_size:22.3f}"
-        )
+        error = np.sqrt((errors**2).mean())
+        table.add(estimator, cpu_seconds, state.iteration, error, relative_size)
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 import latentbits as lb
+from tests.benchmarks._measure import Table
 
 N_ITEMS, N_LEVELS, SIZES = 20, 5, (2_000, 100_000)
 Floats = NDArray[np.float64]
@@ -72,7 +73,7 @@ def measure(dataset: Any, settings: dict[str, Any]) -> tuple[float, int]:
 
 def main() -> None:
     """Print the table."""
-    print(f"{'items':<20} {'rows':>8} {'passes':>6} {'CPU s':>6} {'ratio to binary':>15}")
+    table = Table("items:<20", "rows:8,d", "passes:d", "CPU s:6.1f", "ratio to binary:.2f")
     for n_rows in SIZES:
         values, binary = draw_values(n_rows), 0.0
         for name, (make_dataset, settings) in CASES.items():
@@ -80,8 +81,7 @@ def main() -> None:
             seconds, n_passes = measure(dataset, settings)
             binary = binary or seconds
             if n_rows > SIZES[0]:  # the first size imports and compiles
-                ratio = seconds / binary
-                print(f"{name:<20} {n_rows:8,d} {n_passes:6d} {seconds:6.1f} {ratio:15.2f}")
+                table.add(name, n_rows, n_passes, seconds, seconds / binary)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ from pipeline.fitting.loop import (
 )
 from pipeline.models.binary_ica.likelihood import BinaryICALikelihood
 from pipeline.numerics.metrics import mean_cosine_similarity
+from tests.benchmarks._measure import measure_median
 from tests.benchmarks.blica import Shape, write_dataset
-from tests.benchmarks.flow_pass import median_seconds
 from tests.support.data import make_test_row_source
 from tests.support.worker_processes import worker_processes
 
@@ -40,7 +40,7 @@ def main() -> None:
         pass_seconds, fit_seconds = {}, {}
         for n in (1, 2):
             with worker_processes(n) as executor:
-                pass_seconds[n] = median_seconds(
+                pass_seconds[n] = measure_median(
                     partial(collect_pass_statistics, model, state, rows, executor, 0)
                 )
                 start = time.perf_counter()

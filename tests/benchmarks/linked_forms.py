@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 import latentbits as lb
+from tests.benchmarks._measure import Table
 from tests.support.designs import (
     Mask,
     link_by_features,
@@ -66,7 +67,10 @@ def try_fit(design: str, q: int, n_levels: int, seed: int) -> FitOutcome:
 
 def main(n_seeds: int = 10) -> None:
     """Print a row for each design."""
-    print(f"{'design':20} traits levels  below the truth  sign changes  least gain  seconds")
+    table = Table(
+        *("design:<20", "traits:d", "levels:d", "below the truth:d", "sign changes:d"),
+        *("least gain:.1f", "seconds:.1f"),
+    )
     for q in (1, 2):
         for n_levels in (2, 3):
             for design in DESIGNS:
@@ -76,11 +80,7 @@ def main(n_seeds: int = 10) -> None:
                 below = sum(outcome.gain < 0 for outcome in outcomes)
                 changes = sum(outcome.sign_changes > 0 for outcome in outcomes)
                 least = min(outcome.gain for outcome in outcomes)
-                print(
-                    f"{design:20} {q:6} {n_levels:6} {below:16} {changes:13} {least:11.1f} "
-                    f"{seconds:8.1f}",
-                    flush=True,
-                )
+                table.add(design, q, n_levels, below, changes, least, seconds)
 
 
 if __name__ == "__main__":

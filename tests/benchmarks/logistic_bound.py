@@ -13,8 +13,8 @@ from scipy.special import expit
 
 from pipeline.numerics.bits.kernels import pack_rows, unpack_rows
 from pipeline.numerics.logistic.logistic_bound import variational_e_step, variational_row_posterior
+from tests.benchmarks._measure import Table, measure_best
 
-REPEATS = 5
 VALUES = 2_000_000  # values per measurement with one or two components
 
 
@@ -47,17 +47,12 @@ def run_numpy_rounds(words, observed_words, n_samples, weights, offsets, n_round
     return mean, covariance, bound
 
 
-def measure_cpu(function, repeats=REPEATS):
+def measure_cpu(function, repeats=5):
     """Return the CPU time of the fastest of several runs."""
-    times = []
-    for _ in range(repeats):
-        start = time.process_time()
-        function()
-        times.append(time.process_time() - start)
-    return min(times)
+    return measure_best(function, repeats, time.process_time)
 
 
-def compare(rng, n_features, q):
+def compare(table, rng, n_features, q):
     """Print one line of the table."""
     n_samples = 64 * max(1, int(VALUES / n_features / 64 * 6 / max(6, (q + 1) * (q + 2))))
     rows = draw_problem(rng, n_samples, n_features, q)
@@ -72,11 +67,8 @@ def compare(rng, n_features, q):
     np.testing.assert_allclose(posterior.mean, mean, atol=1e-10)
     np.testing.assert_allclose(posterior.bound, bound, atol=1e-9)
     unit = 1e9 / (n_samples * n_features)
-    print(
-        f"{q:10d} {n_features:8d} {(nine - one) / 8 * unit:9.2f} {three * unit:12.2f} "
-        f"{sums * unit:19.2f} {numpy_seconds * unit:18.1f} {numpy_seconds / three:14.1f}",
-        flush=True,
-    )
+    times = ((nine - one) / 8 * unit, three * unit, sums * unit, numpy_seconds * unit)
+    table.add(q, n_features, *times, numpy_seconds / three)
 
 
 def extrapolate(rng, n_features=128, q=2, n_samples=2**16):
@@ -98,13 +90,13 @@ def main():
     rng = np.random.default_rng(0)
     variational_e_step(*draw_problem(rng, 64, 4, 1))
     print("CPU nanoseconds per row and feature")
-    print(
-        f"{'components':>10} {'features':>8} {'per round':>9} {'three rounds':>12} "
-        f"{'three rounds + sums':>19} {'NumPy three rounds':>18} {'speed vs NumPy':>14}"
+    table = Table(
+        *("components:d", "features:d", "per round:.2f", "three rounds:.2f"),
+        *("three rounds + sums:.2f", "NumPy three rounds:.1f", "speed vs NumPy:.1f"),
     )
     for q in (1, 2, 3, 5, 10):
         for n_features in (16, 128, 256):
-            compare(rng, n_features, q)
+            compare(table, rng, n_features, q)
     extrapolate(rng)
 
 

@@ -25,7 +25,8 @@ import pyarrow.parquet
 
 from flows.data.columns import ColumnRoles
 from flows.data.ingest import ingest_sources
-from tests.benchmarks.csv_source import REPEATS, measure_seconds
+from tests.benchmarks._measure import Table, measure_best
+from tests.benchmarks.csv_source import REPEATS
 
 N_FEATURES = 100
 ROLES = ColumnRoles(long="row=voter,feature=item,value=vote")
@@ -60,7 +61,7 @@ def measure(action: Callable[[], object]) -> Times:
     runs = []
     for _ in range(REPEATS):
         start = time.process_time()
-        wall = measure_seconds(action)
+        wall = measure_best(action, 1)
         runs.append((wall, time.process_time() - start))
     return Times(*map(min, zip(*runs, strict=True)))
 
@@ -81,13 +82,9 @@ def main(kind: str = "csv", millions: int = 10) -> None:
         f"{millions} million lines of {kind}; ingest: peak memory {peak:.2f} GB, "
         f"{millions / ingest_times.wall:.1f} million lines/s"
     )
-    print(f"{'method':26} {'wall s':>8} {'CPU s':>8} {'wall ratio':>10} {'CPU ratio':>10}")
-    print(f"{'ingest':26} {ingest_times.wall:8.2f} {ingest_times.cpu:8.2f} {1:10.1f} {1:10.1f}")
-    for name, times in readers.items():
-        print(
-            f"{name:26} {times.wall:8.2f} {times.cpu:8.2f} "
-            f"{ingest_times.wall / times.wall:10.1f} {ingest_times.cpu / times.cpu:10.1f}"
-        )
+    table = Table("method:<26", "wall s:8.2f", "CPU s:8.2f", "wall ratio:.1f", "CPU ratio:.1f")
+    for name, times in {"ingest": ingest_times, **readers}.items():
+        table.add(name, *times, ingest_times.wall / times.wall, ingest_times.cpu / times.cpu)
 
 
 if __name__ == "__main__":

@@ -27,21 +27,13 @@ from pipeline.evaluation.neighbourhoods import NearestRowSearch
 from pipeline.executors.base import Executor, ThreadsExecutor
 from pipeline.fitting.pair_work import RowPairJob, run_in_memory
 from pipeline.numerics.graphs.neighbours import Metric
-from storage.dataset.dataset import BinaryDataset, open_dataset
-from storage.dataset.writer import create_dataset
-from tests.support.data import ArrayBatch, make_test_row_source, write_arrays
+from storage.dataset.dataset import BinaryDataset
+from tests.benchmarks._measure import Table, alternate, draw_factor_rows, measure_best, write_rows
+from tests.support.data import make_test_row_source, write_arrays
 from tests.support.worker_processes import worker_processes
 
-N_ROWS, N_FEATURES, K, REPEATS = 20_000, 256, 10, 5
+N_ROWS, N_FEATURES, K = 20_000, 256, 10
 MANY_ROWS, MANY_FEATURES = 100_000, 1024
-
-
-def draw_rows(n_rows: int, n_features: int = N_FEATURES) -> NDArray[np.uint8]:
-    """Draw rows that depend on ten factors."""
-    rng = np.random.default_rng(0)
-    mixing = rng.standard_normal((10, n_features), np.float32)
-    inputs = 0.5 * rng.standard_normal((n_rows, 10), np.float32) @ mixing
-    return (inputs + rng.standard_normal((n_rows, n_features), np.float32) > 0.7).view(np.uint8)
 
 
 def search_packed(
@@ -66,19 +58,6 @@ def search_faiss(packed: NDArray[np.uint8]) -> Any:
     return index.search(packed, K + 1)
 
 
-def alternate(
-    calls: dict[str, Callable[[], Any]], clock: Callable[[], float] = time.perf_counter
-) -> dict[str, list[float]]:
-    """Return the seconds of each call; calls alternate, so that all meet the same load."""
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(REPEATS):
-        for name, call in calls.items():
-            start = clock()
-            call()
-            seconds[name].append(clock() - start)
-    return seconds
-
-
 def has_faiss() -> bool:
     """Return whether faiss is installed, and run it once."""
     try:
@@ -91,7 +70,7 @@ def has_faiss() -> bool:
 
 def compare_on_one_core() -> None:
     """Print the CPU seconds of every library."""
-    X = draw_rows(N_ROWS)
+    X = draw_factor_rows(N_ROWS, N_FEATURES)
     block, packed, floats = pack_block(X), np.packbits(X, axis=1), X.astype(np.float32)
     others = pack_block(X)
     observed = np.random.default_rng(1).random(X.shape) < 0.9
@@ -110,36 +89,26 @@ def compare_on_one_core() -> None:
         np.testing.assert_array_equal(
             search_packed(block)["distances"], search_scikit_learn(floats)[0]
         )
-        runs = alternate(calls, time.thread_time)
+        runs = alternate(calls, clock=time.thread_time)
     medians = {name: median(seconds) for name, seconds in runs.items()}
     print(f"{N_ROWS:,} rows x {N_FEATURES} features, {K} neighbours, one core")
-    print(f"  {'method':24} {'CPU s':>6} {'ratio to packed bits':>20}")
+    table = Table("method:<24", "CPU s:6.2f", "ratio to packed bits:.1f")
     for name, seconds in medians.items():
-        print(f"  {name:24} {seconds:6.2f} {seconds / medians['packed bits']:20.1f}")
+        table.add(name, seconds, seconds / medians["packed bits"])
 
 
 def compare_many_rows() -> None:
     """Print the CPU seconds of one search of many rows, and the ratio to faiss."""
-    X = draw_rows(MANY_ROWS, MANY_FEATURES)
+    X = draw_factor_rows(MANY_ROWS, MANY_FEATURES)
     block, packed = pack_block(X), np.packbits(X, axis=1)
     if not has_faiss():
         return
-    seconds = []
-    for call in (lambda: search_packed(block), lambda: search_faiss(packed)):
-        start = time.thread_time()
-        call()
-        seconds.append(time.thread_time() - start)
+    works = (lambda: search_packed(block), lambda: search_faiss(packed))
+    seconds = [measure_best(work, 1, time.thread_time) for work in works]
     print(
         f"{MANY_ROWS:,} rows x {MANY_FEATURES} features, {K} neighbours, one core: packed bits "
         f"{seconds[0]:.1f} CPU s, faiss {seconds[1]:.1f} CPU s, ratio {seconds[1] / seconds[0]:.1f}"
     )
-
-
-def write_dataset(path: Path, n_rows: int) -> BinaryDataset:
-    names = [f"f{i}" for i in range(N_FEATURES)]
-    with create_dataset(path, names, expected_rows=n_rows) as writer:
-        writer.add(ArrayBatch(draw_rows(n_rows)))
-    return open_dataset(path)
 
 
 def search(executor: Executor, dataset: BinaryDataset) -> None:
@@ -153,7 +122,8 @@ def search(executor: Executor, dataset: BinaryDataset) -> None:
 def compare_workers(n_rows: int) -> None:
     """Print the shortest wall seconds on threads and on worker processes."""
     with tempfile.TemporaryDirectory() as folder:
-        dataset = write_dataset(Path(folder) / "d.zarr", n_rows)
+        batches = [draw_factor_rows(n_rows, N_FEATURES)]
+        dataset = write_rows(Path(folder) / "d.zarr", N_FEATURES, batches, expected_rows=n_rows)
         with worker_processes(1) as one, worker_processes(2) as two:
             executors = {
                 "2 threads": ThreadsExecutor(2),
@@ -173,7 +143,7 @@ def compare_workers(n_rows: int) -> None:
 
 def compare_segments() -> None:
     """Print median wall seconds for rows in one segment and in many."""
-    X = draw_rows(N_ROWS)
+    X = draw_factor_rows(N_ROWS, N_FEATURES)
     with tempfile.TemporaryDirectory() as folder:
         calls = {}
         for n in (1, 500):

@@ -16,10 +16,9 @@ from pipeline.fitting.loop import collect_pass_statistics
 from pipeline.models.noisy_or import NoisyOr, NoisyOrParams
 from pipeline.models.noisy_or.gibbs import sample_states
 from pipeline.models.state import FitState
-from storage.dataset.dataset import BinaryDataset, open_dataset
-from storage.dataset.writer import create_dataset
-from tests.benchmarks.flow_pass import median_seconds
-from tests.support.data import ArrayBatch, make_test_row_source
+from storage.dataset.dataset import BinaryDataset
+from tests.benchmarks._measure import measure_median
+from tests.support.data import make_test_row_source, write_arrays
 from tests.support.worker_processes import worker_processes
 
 N_ROWS, N_FEATURES, N_UNITS, N_CHUNKS = 100_000, 64, 16, 16
@@ -32,25 +31,18 @@ def draw_network(rng: np.random.Generator) -> NoisyOrParams:
     return NoisyOrParams.from_probabilities([f], [np.full(N_FEATURES, 1e-3), np.full(N_UNITS, 0.2)])
 
 
-def write_dataset(path: Path, X: np.ndarray) -> BinaryDataset:
-    """Write rows in chunks of equal size."""
-    names, words = [f"f{i}" for i in range(N_FEATURES)], -(-len(X) // (64 * N_CHUNKS))
-    with create_dataset(path, names, words_per_chunk=words) as writer:
-        writer.add(ArrayBatch(X))
-    return open_dataset(path)
-
-
 def main() -> None:
     """Print the seconds of sweeps and of passes."""
     rng = np.random.default_rng(0)
     params = draw_network(rng)
     X = MODEL.sample(params, 2 * N_ROWS, rng)
-    sweeps = [median_seconds(partial(sweep, params, X[:n])) for n in (N_ROWS, 2 * N_ROWS)]
+    sweeps = [measure_median(partial(sweep, params, X[:n])) for n in (N_ROWS, 2 * N_ROWS)]
     print(f"share of ones: {X.mean():.0%}")
     print(f"sweep over {N_ROWS:,} rows: {sweeps[0]:.2f} s")
     print(f"sweep over {2 * N_ROWS:,} rows: {sweeps[1]:.2f} s, ratio {sweeps[1] / sweeps[0]:.2f}")
     with tempfile.TemporaryDirectory() as folder:
-        dataset = write_dataset(Path(folder) / "data.zarr", X)
+        words = -(-len(X) // (64 * N_CHUNKS))
+        dataset = write_arrays(Path(folder) / "data.zarr", X, words_per_chunk=words)
         passes = [pass_seconds(dataset, params, n) for n in (1, 2)]
     print(f"pass on 1 worker process: {passes[0]:.2f} s")
     print(f"pass on 2 worker processes: {passes[1]:.2f} s, speed-up {passes[0] / passes[1]:.2f}")
@@ -69,7 +61,7 @@ def pass_seconds(dataset: BinaryDataset, params: NoisyOrParams, n_workers: int) 
     working = {name: np.array(value) for name, value in values.items()}
     state = FitState(params, working)
     with worker_processes(n_workers) as executor:
-        return median_seconds(
+        return measure_median(
             partial(
                 collect_pass_statistics, MODEL, state, make_test_row_source(dataset), executor, 0
             )

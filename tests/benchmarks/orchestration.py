@@ -8,8 +8,7 @@ Prints wall milliseconds per chunk for each executor, and the memory of the clie
 
 import sys
 import tempfile
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -20,6 +19,7 @@ from pipeline.fitting.loop import collect_pass_statistics
 from pipeline.models.clipped_pca import ClippedPCA
 from pipeline.models.state import FitState
 from storage.dataset.dataset import BinaryDataset
+from tests.benchmarks._measure import measure_best
 from tests.support.data import draw_probit_rows, make_test_row_source, write_arrays
 from tests.support.worker_processes import worker_processes
 
@@ -42,12 +42,6 @@ def run_pass(
 def read_chunks(dataset: BinaryDataset) -> None:
     for key in range(dataset.n_chunks):
         dataset.read_chunk(key)
-
-
-def measure_seconds(work: Callable[..., object], *arguments: object) -> float:
-    start = time.perf_counter()
-    work(*arguments)
-    return time.perf_counter() - start
 
 
 class MemoryRecorder:
@@ -75,13 +69,13 @@ def main() -> None:
             print(f"{name:30s} {1e3 * seconds / dataset.n_chunks:.2f} ms per chunk{memory_text}")
 
         run_pass(dataset, SerialExecutor())  # compile the kernels
-        print_line("reading only", measure_seconds(read_chunks, dataset))
-        print_line("serial", measure_seconds(run_pass, dataset, SerialExecutor()))
+        print_line("reading only", measure_best(partial(read_chunks, dataset), 1))
+        print_line("serial", measure_best(partial(run_pass, dataset, SerialExecutor()), 1))
         for n_workers in (1, 2):
             with worker_processes(n_workers) as executor:
                 run_pass(dataset, executor)
                 memory = MemoryRecorder()
-                seconds = measure_seconds(run_pass, dataset, executor, memory)
+                seconds = measure_best(partial(run_pass, dataset, executor, memory), 1)
             first, last = memory.megabytes[10], memory.megabytes[100]
             memory_text = f", client {first:.0f} MB at 10 %, {last:.0f} MB at 100 %"
             print_line(f"Dask, {n_workers} worker process(es)", seconds, memory_text)

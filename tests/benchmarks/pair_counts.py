@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from pipeline.numerics.bits.kernels import symmetric_joint_counts, unpack_rows
+from tests.benchmarks._measure import alternate
 
 N_FEATURES = 512
 N_SAMPLES = 2**18
@@ -85,17 +86,6 @@ def count_packed(words: NDArray[np.uint64], n_threads: int) -> NDArray[np.int64]
     return counts
 
 
-def alternate(*calls: Callable[[], object]) -> list[float]:
-    """Return the median seconds of each call; calls alternate, so that all meet the same load."""
-    seconds: list[list[float]] = [[] for _ in calls]
-    for _ in range(REPEATS):
-        for call, runs in zip(calls, seconds, strict=True):
-            start = time.perf_counter()
-            call()
-            runs.append(time.perf_counter() - start)
-    return [median(runs) for runs in seconds]
-
-
 def compare_with_register_loop(words: NDArray[np.uint64]) -> None:
     """Print the speeds of pair counting and of the register loop on one core."""
     n_pairs = N_FEATURES * (N_FEATURES + 1) // 2
@@ -135,7 +125,8 @@ def main() -> None:
     for n_threads in (1, 2):
         with threadpool_limits(n_threads):
             np.testing.assert_array_equal(count_packed(words, n_threads), X.T @ X)
-            packed, blas = alternate(partial(count_packed, words, n_threads), lambda: X.T @ X)
+            calls = {"packed": partial(count_packed, words, n_threads), "BLAS": lambda: X.T @ X}
+            packed, blas = map(median, alternate(calls, REPEATS).values())
         print(
             f"{n_threads} thread(s), {N_FEATURES} features x {N_SAMPLES:,} rows: "
             f"packed {1e3 * packed:.1f} ms, float32 BLAS {1e3 * blas:.1f} ms, "

@@ -18,6 +18,7 @@ from pipeline.data.blocks import pack_block
 from pipeline.numerics.gaussian.bivariate_normal import bivariate_normal_cdf_array
 from pipeline.numerics.gaussian.polychoric import polychoric
 from pipeline.statistics.counts import PairCounts
+from tests.benchmarks._measure import Table, measure_best
 
 N_ROWS, N_FEATURES = 100_000, 200
 
@@ -57,28 +58,25 @@ def make_table(joint, ones, i, j, n_levels):
 
 def measure_cpu_seconds(function, *arguments):
     """Return the CPU seconds of the fastest of three runs, and the result."""
-    times = []
-    for _ in range(3):
-        start = time.process_time()
-        result = function(*arguments)
-        times.append(time.process_time() - start)
-    return min(times), result
+    results = []
+    seconds = measure_best(lambda: results.append(function(*arguments)), clock=time.process_time)
+    return seconds, results[-1]
 
 
 def main():
     """Print one line per number of levels."""
     rng = np.random.default_rng(0)
     upper = np.triu_indices(N_FEATURES, 1)
-    print(
-        f"{'levels':>6} {'counts s':>8} {'correlations s':>14} {'mean error':>10} {'vs SciPy':>8}"
+    table = Table(
+        *("levels:d", "counts s:.2f", "correlations s:.2f", "mean error:.5f", "vs SciPy:.0f"),
     )
     for n_levels in (2, 3, 5, 7):
         planes, truth = draw_planes(n_levels, rng)
         block = pack_block(planes)
         counting, counts = measure_cpu_seconds(partial(PairCounts.from_block, block, pooled=True))
-        table, first = counts.table(0), np.arange(N_FEATURES + 1) * (n_levels - 1)
-        polychoric(*table, first[:2], first[:3])  # compiles
-        solving, result = measure_cpu_seconds(polychoric, *table, first, first)
+        pooled, first = counts.table(0), np.arange(N_FEATURES + 1) * (n_levels - 1)
+        polychoric(*pooled, first[:2], first[:3])  # compiles
+        solving, result = measure_cpu_seconds(polychoric, *pooled, first, first)
         error = np.abs(result.correlation - truth)[upper].mean()
         joint, ones = counts.joint[0], counts.full_ones[0]
         tables = [make_table(joint, ones, i, i + 1, n_levels) for i in range(50)]
@@ -86,7 +84,7 @@ def main():
         pairs = np.arange(50), np.arange(50) + 1
         assert np.abs(result.correlation[pairs] - values).max() < 1e-4
         ratio = seconds / len(tables) / (solving / len(upper[0]))
-        print(f"{n_levels:6}  {counting:8.2f}  {solving:14.2f}  {error:10.5f}  {ratio:14.0f}")
+        table.add(n_levels, counting, solving, error, ratio)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 import latentbits as lb
+from tests.benchmarks._measure import Table
 
 N_ROWS, N_NEW, N_KNOWN, MISSING = 400, 2000, 30, 0.6
 DATA = ((2, 1500), (3, 5000))
@@ -56,18 +57,19 @@ def measure(
 
 def main(n_seeds: int = 3) -> None:
     """Print a row for each kind of data and each precision."""
-    print("levels   items  prior precision  least SD  largest SD  coverage  seconds")
+    table = Table(
+        *("levels:d", "items:7,d", "prior precision:", "least SD:.4f", "largest SD:.4f"),
+        *("coverage:.3f", "seconds:.1f"),
+    )
     for n_levels, n_items in DATA:
         for precision in PRECISIONS:
             start = time.perf_counter()
             found = [measure(n_levels, n_items, precision, seed) for seed in range(n_seeds)]
             deviations = [scale.deviation for scale in found]
             coverage = np.mean([scale.coverage for scale in found])
-            print(
-                f"{n_levels:6} {n_items:7,} {precision:16} {min(deviations):9.4f} "
-                f"{max(deviations):11.4f} {coverage:9.3f} {time.perf_counter() - start:8.1f}",
-                flush=True,
-            )
+            seconds = time.perf_counter() - start
+            least, largest = min(deviations), max(deviations)
+            table.add(n_levels, n_items, precision, least, largest, coverage, seconds)
 
 
 if __name__ == "__main__":

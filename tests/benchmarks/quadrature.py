@@ -24,9 +24,10 @@ from pipeline.numerics.logistic.latent_nodes import (
 )
 from pipeline.numerics.logistic.lattice_nodes import lattice_e_step
 from pipeline.numerics.logistic.lattice_posterior import posterior_on_lattice
+from tests.benchmarks._measure import Table, Work, measure_best
 
 SHAPES = ((20_000, 20, 1), (20_000, 20, 2), (20_000, 100, 2), (20_000, 500, 2), (5000, 20, 3))
-NODES_PER_AXIS, REPEATS, N_CHECKED = {1: 60, 2: 61, 3: 21}, 3, 300
+NODES_PER_AXIS, N_CHECKED = {1: 60, 2: 61, 3: 21}, 300
 
 
 def draw_rows(n_rows: int, n_features: int, q: int) -> tuple[np.ndarray, TraitItems]:
@@ -38,19 +39,14 @@ def draw_rows(n_rows: int, n_features: int, q: int) -> tuple[np.ndarray, TraitIt
     return (rng.random(p.shape) < p).astype(np.uint8), TraitItems(weights, offsets)
 
 
-def measure_cpu(work: Callable[[], object]) -> float:
+def measure_cpu(work: Work) -> float:
     """Return the CPU time of the fastest of several runs."""
-    times = []
-    for _ in range(REPEATS):
-        start = time.process_time()
-        work()
-        times.append(time.process_time() - start)
-    return min(times)
+    return measure_best(work, clock=time.process_time)
 
 
 def print_passes() -> None:
     """Print the table of passes."""
-    print(f"{'rows x items, traits':>22}{'rule':>10}{'CPU us/row':>12}{'error, nats':>13}")
+    table = Table("rows x items, traits:", "rule:8", "CPU us/row:.2f", "error, nats:.0e")
     for n_rows, n_features, q in SHAPES:
         X, items = draw_rows(n_rows, n_features, q)
         nodes: Nodes = drop_light_nodes(gauss_hermite(NODES_PER_AXIS[q], q))
@@ -67,13 +63,13 @@ def print_passes() -> None:
             error = method(checked) / len(checked) - exact
             seconds = measure_cpu(lambda method=method, X=X: method(X))
             shape = f"{n_rows:,} x {n_features}, {q}"
-            print(f"{shape:>22}{name:>10}{1e6 * seconds / n_rows:>12.2f}{error:>13.0e}", flush=True)
+            table.add(shape, name, 1e6 * seconds / n_rows, error)
 
 
 def print_codes() -> None:
     """Print the table of codes."""
-    print(
-        f"{'items, traits, missing':>24}{'lattice us':>12}{'centred us':>12}{'difference, SD':>16}"
+    table = Table(
+        *("items, traits, missing:", "lattice us:.1f", "centred us:.1f", "difference, SD:.0e"),
     )
     for n_features, q in ((20, 1), (200, 1), (20, 2), (200, 2), (20, 3), (200, 3)):
         X, items = draw_rows(N_CHECKED, n_features, q)
@@ -88,7 +84,7 @@ def print_codes() -> None:
                 for f in (posterior_on_lattice, posterior_by_quadrature)
             ]
             shape = f"{n_features}, {q}, {share:.0%}"
-            print(f"{shape:>24}{times[0]:>12.1f}{times[1]:>12.1f}{difference:>16.0e}", flush=True)
+            table.add(shape, *times, difference)
 
 
 def main() -> None:

@@ -21,29 +21,13 @@ from pipeline.executors.dask import DaskExecutor
 from pipeline.fitting.loop import collect_first_statistics, collect_pass_statistics, initialize_fit
 from pipeline.models.rbm import RestrictedBoltzmannMachine
 from pipeline.models.state import FitState
-from storage.dataset.dataset import BinaryDataset, open_dataset
-from storage.dataset.writer import create_dataset
-from tests.benchmarks.flow_pass import median_seconds
-from tests.support.data import ArrayBatch, make_test_row_source
+from storage.dataset.dataset import BinaryDataset
+from tests.benchmarks._measure import draw_factor_rows, measure_median, write_rows
+from tests.support.data import make_test_row_source
 from tests.support.worker_processes import worker_processes
 
 N_FEATURES, N_CHUNKS = 256, 16
 MODEL = RestrictedBoltzmannMachine(64)
-
-
-def write_dataset(path: Path, n_rows: int) -> BinaryDataset:
-    """Write rows that depend on ten factors."""
-    rng = np.random.default_rng(0)
-    mixing = rng.standard_normal((10, N_FEATURES), np.float32)
-    words = -(-n_rows // (64 * N_CHUNKS))
-    names = [f"f{i}" for i in range(N_FEATURES)]
-    with create_dataset(path, names, words_per_chunk=words) as writer:
-        for first in range(0, n_rows, 50_000):
-            n = min(50_000, n_rows - first)
-            inputs = 0.5 * rng.standard_normal((n, 10), np.float32) @ mixing
-            rows = inputs + rng.standard_normal((n, N_FEATURES), np.float32) > 0.7
-            writer.add(ArrayBatch(rows.view(np.uint8)))
-    return open_dataset(path)
 
 
 def count_ones(dataset: BinaryDataset, key: int) -> int:
@@ -61,12 +45,17 @@ def main() -> None:
     """Print seconds, ratios and the memory of the workers after a pass."""
     n_rows = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
     with tempfile.TemporaryDirectory() as folder:
-        dataset = write_dataset(Path(folder) / "data.zarr", n_rows)
+        rng, size = np.random.default_rng(0), 50_000
+        sizes = (min(size, n_rows - first) for first in range(0, n_rows, size))
+        batches = (draw_factor_rows(n, N_FEATURES, rng) for n in sizes)
+        words = -(-n_rows // (64 * N_CHUNKS))
+        path = Path(folder) / "data.zarr"
+        dataset = write_rows(path, N_FEATURES, batches, words_per_chunk=words)
         rows = make_test_row_source(dataset)
         state = initialize_fit(MODEL, collect_first_statistics(MODEL, rows, SerialExecutor(), 0), 0)
         passes = {n: pass_seconds(rows, state, n) for n in (1, 2)}
         with worker_processes(2) as executor:
-            read_seconds = median_seconds(partial(read_all, dataset, executor))
+            read_seconds = measure_median(partial(read_all, dataset, executor))
     for n, (seconds, megabytes) in passes.items():
         print(f"worker processes: {n}, pass {seconds:.2f} s, largest worker {megabytes:.0f} MB")
     print(f"speed-up of 2 over 1: {passes[1][0] / passes[2][0]:.2f}")
@@ -77,7 +66,7 @@ def main() -> None:
 def pass_seconds(rows: RowSource, state: FitState, n_workers: int) -> tuple[float, float]:
     """Return the median seconds of a pass, and the largest memory of a worker after it in MB."""
     with worker_processes(n_workers) as executor:
-        seconds = median_seconds(partial(collect_pass_statistics, MODEL, state, rows, executor, 0))
+        seconds = measure_median(partial(collect_pass_statistics, MODEL, state, rows, executor, 0))
         workers = psutil.Process().children(recursive=True)
         return seconds, max(worker.memory_info().rss for worker in workers) / 1e6
 

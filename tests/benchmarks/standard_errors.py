@@ -26,6 +26,7 @@ from pipeline.fitting.loop import (
     initialize_fit,
 )
 from pipeline.models.latent_trait.model import LatentTrait
+from tests.benchmarks._measure import Table
 from tests.support.strategies import DenseData, make_memory_rows
 
 SIZES = ((20, 1, 200_000), (24, 3, 100_000), (100, 1, 200_000), (250, 2, 100_000))
@@ -66,28 +67,22 @@ def measure(
 def main() -> None:
     """Print both tables."""
     measure(5, 1, 2000)  # import and compile
-    header = (
-        f"{'items':>5} {'traits':>6} {'rows':>10} {'pass CPU s':>10} {'errors CPU s':>12} "
-        f"{'errors / pass':>13}"
+    columns = (
+        *("items:d", "traits:d", "rows:10,d", "pass CPU s:.2f", "errors CPU s:.2f"),
+        "errors / pass:.1f",
     )
     print("quadrature")
-    print(header)
+    table = Table(*columns)
     for size in (*SIZES, LARGEST):
         pass_seconds, error_seconds = measure(*size)
-        n_features, q, n_rows = size
-        print(
-            f"{n_features:5d} {q:6d} {n_rows:10,d} {pass_seconds:10.2f} {error_seconds:12.2f} "
-            f"{error_seconds / pass_seconds:13.1f}"
-        )
+        table.add(*size, pass_seconds, error_seconds, error_seconds / pass_seconds)
     print("expectation propagation")
-    print(f"{header} {'EP / variational':>16}")
-    for n_features, q, n_rows in EP_SIZES:
-        variational_seconds, _ = measure(n_features, q, n_rows, "variational")
-        pass_seconds, error_seconds = measure(n_features, q, n_rows, "ep")
-        print(
-            f"{n_features:5d} {q:6d} {n_rows:10,d} {pass_seconds:10.2f} {error_seconds:12.2f} "
-            f"{error_seconds / pass_seconds:13.1f} {pass_seconds / variational_seconds:16.1f}"
-        )
+    table = Table(*columns, "EP / variational:.1f")
+    for size in EP_SIZES:
+        variational_seconds, _ = measure(*size, "variational")
+        pass_seconds, error_seconds = measure(*size, "ep")
+        ratios = error_seconds / pass_seconds, pass_seconds / variational_seconds
+        table.add(*size, pass_seconds, error_seconds, *ratios)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 
+from tests.benchmarks._measure import Table
+
 REPEATS = 3
 LIBRARIES = "import numpy, scipy, numba, zarr, dask"
 COMMAND = ("-m", "flows.fit", "--dataset", "example:digits", "--executor", "serial")
@@ -92,9 +94,9 @@ def main() -> None:
         ("    server", server - prefect),
         ("    flow", flow - server),
     ]
-    print(f"{'part':46} {'CPU s':>6} {'ratio to libraries':>18}")
+    table = Table("part:<46", "CPU s:6.2f", "ratio to libraries:.1f")
     for name, seconds in rows:
-        print(f"{name:46} {seconds:6.2f} {seconds / library_seconds:18.1f}")
+        table.add(name, seconds, seconds / library_seconds)
 
 
 if __name__ == "__main__":

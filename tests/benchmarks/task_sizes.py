@@ -42,9 +42,8 @@ from pipeline.models.latent_trait import LatentTrait
 from pipeline.models.state import FitState
 from pipeline.numerics.bits.kernels import pack_rows
 from pipeline.random import RowRandom
-from storage.dataset.dataset import BinaryDataset, open_dataset
-from storage.dataset.writer import create_dataset
-from tests.support.data import ArrayBatch
+from storage.dataset.dataset import BinaryDataset
+from tests.benchmarks._measure import measure_best, write_rows
 from tests.support.worker_processes import worker_processes
 
 SECONDS_PER_TASK, TASKS_AHEAD = 2e-3, 2
@@ -62,12 +61,11 @@ def draw_rows(n_rows: int, n_features: int, n_traits: int, seed: int = 0) -> np.
 
 def write_dataset(path: Path, n_rows: int, n_features: int, n_traits: int) -> BinaryDataset:
     """Write rows in chunks of the size that `ingest` chooses."""
-    names = [f"f{i}" for i in range(n_features)]
-    with create_dataset(path, names, expected_rows=n_rows) as writer:
-        for first in range(0, n_rows, 100_000):
-            n = min(100_000, n_rows - first)
-            writer.add(ArrayBatch(draw_rows(n, n_features, n_traits, first)))
-    return open_dataset(path)
+    batches = (
+        draw_rows(min(100_000, n_rows - first), n_features, n_traits, first)
+        for first in range(0, n_rows, 100_000)
+    )
+    return write_rows(path, n_features, batches, expected_rows=n_rows)
 
 
 def measure_cpu(executor: DaskExecutor) -> dict[str, float]:
@@ -147,13 +145,9 @@ def compare_estimate(
 ) -> str:
     """Format the CPU time per row of a block, and its ratio to the estimate."""
     run = partial(summarize, state.params, state.working, block, RowRandom(0))
-    nanoseconds = []
-    for _ in range(3):
-        start = time.process_time()
-        run()
-        nanoseconds.append(1e9 * (time.process_time() - start) / block.n_samples)
+    nanoseconds = 1e9 * measure_best(run, clock=time.process_time) / block.n_samples
     work = model.estimate_work(state.params, state.working, block.n_features, block.n_samples)
-    return f"{min(nanoseconds):8.0f} ns ({min(nanoseconds) / work.nanoseconds:.2f})"
+    return f"{nanoseconds:8.0f} ns ({nanoseconds / work.nanoseconds:.2f})"
 
 
 def print_estimates() -> None:

@@ -5,7 +5,7 @@ python -m tests.benchmarks tetrachoric
 Prints millions of pairs per second on one core, and the speed relative to SciPy solving one pair.
 """
 
-import time
+from functools import partial
 
 import numpy as np
 from scipy.optimize import brentq
@@ -14,6 +14,7 @@ from scipy.stats import multivariate_normal
 
 from pipeline.numerics.gaussian.bivariate_normal import bivariate_normal_cdf_array
 from pipeline.numerics.gaussian.pair_tables import tetrachoric
+from tests.benchmarks._measure import Table, measure_best
 
 N_ROWS = 100_000
 TILE = (256, 4000)
@@ -40,31 +41,21 @@ def solve_with_scipy(n, ones_i, ones_j, joint):
     return brentq(difference, -0.99, 0.99)
 
 
-def measure_seconds(function, *arguments):
-    """Return the wall time of the fastest of three runs."""
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        function(*arguments)
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
 def main():
     """Print one line per kind of data."""
     rng = np.random.default_rng(0)
     tetrachoric(10, 5, 5, 2)
     example = (N_ROWS, 40_000, 30_000, 15_000)
-    baseline = measure_seconds(solve_with_scipy, *example)
-    print(f"{'data':30s} {'M pairs/s':>9} {'speed vs SciPy':>14}")
+    baseline = measure_best(partial(solve_with_scipy, *example))
+    table = Table("data:<30", "M pairs/s:.2f", "speed vs SciPy:.0f")
     for name, mean, spread in (
         ("balanced, weakly correlated", 0.0, 0.2),
         ("balanced, strongly correlated", 0.0, 1.0),
         ("rare ones", 1.8, 0.2),
     ):
         counts = draw_counts(rng, mean, spread)
-        pair = measure_seconds(tetrachoric, *counts) / (TILE[0] * TILE[1])
-        print(f"{name:30s} {1e-6 / pair:9.2f} {baseline / pair:14.0f}")
+        pair = measure_best(partial(tetrachoric, *counts)) / (TILE[0] * TILE[1])
+        table.add(name, 1e-6 / pair, baseline / pair)
 
 
 if __name__ == "__main__":

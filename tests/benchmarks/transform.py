@@ -14,6 +14,7 @@ per 1,000 rows, and the differences of posterior means and variances.
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from pipeline.params import get_named_arrays
 from pipeline.random import RowRandom
 from storage.artifacts.artifacts import NamedArray, write_artifact
 from storage.dataset.writer import create_dataset
+from tests.benchmarks._measure import Table, alternate, measure_best
 from tests.support.data import ArrayBatch
 
 N_ROWS, N_FEATURES, N_COMPONENTS = 20_000, 128, 2
@@ -87,9 +89,7 @@ def write_rows(fitted: LoadedModel, n_rows: int, path: Path) -> BinaryBlock:
 def measure_kernel(fitted: LoadedModel, block: BinaryBlock) -> float:
     """Return the wall seconds of one call on one thread."""
     with limit_blas_threads():
-        start = time.perf_counter()
-        fitted.model.transform(fitted.params, block, RowRandom(0))
-        return time.perf_counter() - start
+        return measure_best(lambda: fitted.model.transform(fitted.params, block, RowRandom(0)), 1)
 
 
 def measure_command(
@@ -109,14 +109,14 @@ def compare(folder: Path, fitted: LoadedModel, n_rows: int) -> float:
     kernel = measure_kernel(fitted, block)
     command, stage = measure_command(folder, n_rows, name, {"name": "serial"})
     print(f"{name}, {n_rows:,} rows x {N_FEATURES} features, {N_COMPONENTS} components")
-    print(f"  {'method':27} {'rows/s':>10} {'share of kernel':>15}")
+    table = Table("method:<27", "rows/s:10,.0f", "share of kernel:.0%")
     lines = {
         "kernel in memory, 1 thread": kernel,
         "command, serial": command,
         "transform stage, serial": stage,
     }
     for label, seconds in lines.items():
-        print(f"  {label:27} {n_rows / seconds:10,.0f} {kernel / seconds:15.0%}")
+        table.add(label, n_rows / seconds, kernel / seconds)
     return n_rows / kernel
 
 
@@ -133,7 +133,7 @@ def compare_workers(folder: Path, fitted: LoadedModel, n_rows: int, kernel: floa
     name = fitted.artifact.path.name
     write_repeated_rows(fitted, n_rows, folder / f"{name}-{n_rows}.zarr")
     print(f"{name}, {n_rows:,} rows, transform stage")
-    print(f"  {'executor':27} {'rows/s':>10} {'share of kernel per core':>24}")
+    table = Table("executor:<27", "rows/s:10,.0f", "share of kernel per core:.0%")
     speeds = {}
     executors: dict[str, ExecutorOptions] = {
         "2 threads": {"name": "threads", "workers": 2},
@@ -143,12 +143,14 @@ def compare_workers(folder: Path, fitted: LoadedModel, n_rows: int, kernel: floa
     for label, where in executors.items():
         speeds[label] = n_rows / measure_command(folder, n_rows, name, where)[1]
         cores = 2 if label.startswith("2") else 1
-        print(f"  {label:27} {speeds[label]:10,.0f} {speeds[label] / cores / kernel:24.0%}")
+        table.add(label, speeds[label], speeds[label] / cores / kernel)
     ratio = speeds["2 worker processes"] / speeds["1 worker process"]
     print(f"  speed-up of 2 worker processes over 1: {ratio:.2f}")
 
 
-def compare_wide(n_features: int, n_components: int, share: float, n_rows: int = 512) -> None:
+def compare_wide(
+    table: Table, n_features: int, n_components: int, share: float, n_rows: int = 512
+) -> None:
     """Print CPU seconds per 1,000 rows of both methods, and the differences of their codes."""
     rng = np.random.default_rng(0)
     loadings = rng.standard_normal((n_features, n_components))
@@ -159,21 +161,14 @@ def compare_wide(n_features: int, n_components: int, share: float, n_rows: int =
     inputs = rng.standard_normal((n_rows, n_components)) @ weights.T + offsets
     X = (inputs + rng.standard_normal(inputs.shape) > 0).astype(np.uint8)
     arguments = X, weights, offsets, rng.random(X.shape) < share
-    seconds: dict[Any, list[float]] = {probit_codes: [], probit_posterior: []}
-    results: dict[Any, Any] = {}
-    for function in [*seconds] * 4:
-        start = time.process_time()
-        results[function] = function(*arguments)
-        seconds[function].append(1000 * (time.process_time() - start) / n_rows)
-    codes, exact = results[probit_codes], results[probit_posterior]
-    fast, slow = (float(np.median(runs[1:])) for runs in seconds.values())  # the first compiles
+    codes, exact = probit_codes(*arguments), probit_posterior(*arguments)  # compiles
+    calls = {f.__name__: partial(f, *arguments) for f in (probit_codes, probit_posterior)}
+    seconds = alternate(calls, 3, time.process_time)
+    fast, slow = (1000 * float(np.median(runs)) / n_rows for runs in seconds.values())
     shift = np.abs(codes["mean"] - exact.mean)
     ratio = np.abs(codes["variance"] / exact.variance - 1)
-    print(
-        f"{n_features:8,} {n_components:10} {share:8.0%} {fast:11.2f} {slow:8.2f} "
-        f"{slow / fast:6.1f} {shift.mean():10.5f} {shift.max():9.4f} {ratio.mean():14.2%} "
-        f"{ratio.max():13.1%}"
-    )
+    differences = shift.mean(), shift.max(), ratio.mean(), ratio.max()
+    table.add(n_features, n_components, share, fast, slow, slow / fast, *differences)
 
 
 def main() -> None:
@@ -183,13 +178,13 @@ def main() -> None:
             print(
                 "CPU s per 1,000 rows; mean and largest difference of posterior means and variances"
             )
-            print(
-                f"{'features':>8} {'components':>10} {'observed':>8} {'transform s':>11} "
-                f"{'EP s':>8} {'ratio':>6} {'means avg.':>10} {'means max':>9} "
-                f"{'variances avg.':>14} {'variances max':>13}"
+            table = Table(
+                *("features:,d", "components:d", "observed:.0%", "transform s:.2f", "EP s:8.2f"),
+                *("ratio:6.1f", "means avg.:.5f", "means max:.4f", "variances avg.:.2%"),
+                "variances max:.1%",
             )
             for wide in ((4000, 10, 1.0), (4000, 10, 0.5), (10_000, 10, 1.0), (4000, 20, 1.0)):
-                compare_wide(*wide)
+                compare_wide(table, *wide)
         return
     n_rows = int(sys.argv[1]) if len(sys.argv) > 1 else N_ROWS
     n_large = int(sys.argv[2]) if len(sys.argv) > 2 else 32 * n_rows

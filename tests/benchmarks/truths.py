@@ -15,6 +15,7 @@ import time
 
 from pipeline.errors import FitError
 from pipeline.fitting.loop import fit_model
+from tests.benchmarks._measure import Table
 from tests.conformance.facts import Facts, list_facts, widen
 from tests.conformance.models import FACTS
 from tests.conformance.rows import SERIAL
@@ -54,8 +55,10 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=MODELS)
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
-    header = f"{'model':18} {'features':10} {'components':>10}  {'design':28}"
-    print(f"{header} {'fits':>4} {'below':>5} {'lowest':>9} {'CPU s':>6}")
+    table = Table(
+        *("model:<18", "features:<10", "components:d", "design:<28", "fits:d", "below:d"),
+        *("lowest:9.2f", "CPU s:6.1f"),
+    )
     for name in options.models:
         for kind, facts in list_facts(FACTS[name]).items():
             facts, fits, below = widen(facts, N_FEATURES), 0, 0
@@ -65,13 +68,11 @@ def main() -> None:
                     found = compare_fits(facts, design, n_components, options.seeds)
                     n_below = sum(difference < -TOLERANCE for difference in found)
                     fits, below = fits + len(found), below + n_below
-                    print(
-                        f"{name:18} {kind:10} {n_components:>10}  {design:28} {len(found):>4} "
-                        f"{n_below:>5} {min(found, default=0.0):>9.2f} "
-                        f"{time.process_time() - start:>6.1f}",
-                        flush=True,
+                    lowest, seconds = min(found, default=0.0), time.process_time() - start
+                    table.add(
+                        name, kind, n_components, design, len(found), n_below, lowest, seconds
                     )
-            print(f"{name:18} {kind:10} {'all':>10}  {'all':28} {fits:>4} {below:>5}", flush=True)
+            table.add(name, kind, "all", "all", fits, below, "", "")
 
 
 if __name__ == "__main__":

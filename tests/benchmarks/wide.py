@@ -26,6 +26,7 @@ from pipeline.passes.feature_strips import choose_strip_height
 from pipeline.statistics.counts import count_strip
 from storage.dataset.dataset import open_dataset
 from storage.dataset.writer import create_dataset
+from tests.benchmarks._measure import Table, measure_best
 from tests.support.data import ArrayBatch, make_test_row_source
 
 N_COMPONENTS, ROWS_AT_ONCE = 20, 4096
@@ -95,12 +96,11 @@ def compare_commands(folder: Path) -> None:
     }
     results = {name: measure_process(*arguments) for name, arguments in commands.items()}
     first_seconds, first_peak = results["latentbits"]
-    print(f"  {'method':22} {'wall s':>8} {'peak GB':>8} {'time ratio':>10} {'memory ratio':>12}")
+    table = Table(
+        *("method:<22", "wall s:8.1f", "peak GB:8.2f", "time ratio:.2f", "memory ratio:.2f"),
+    )
     for name, (seconds, peak) in results.items():
-        print(
-            f"  {name:22} {seconds:8.1f} {peak / 1e9:8.2f} {seconds / first_seconds:10.2f} "
-            f"{peak / first_peak:12.2f}"
-        )
+        table.add(name, seconds, peak / 1e9, seconds / first_seconds, peak / first_peak)
 
 
 def compare_counting(folder: Path) -> None:
@@ -124,11 +124,7 @@ def compare_counting(folder: Path) -> None:
         "kernel": lambda: symmetric_joint_counts(words),
         "pair counts": count_strips,
     }
-    seconds = {}
-    for name, part in parts.items():
-        start = time.process_time()
-        part()
-        seconds[name] = time.process_time() - start
+    seconds = {name: measure_best(part, 1, time.process_time) for name, part in parts.items()}
     baseline = seconds["reading"] + seconds["kernel"]
     times = ", ".join(f"{name} {value:.2f} CPU s" for name, value in seconds.items())
     ratio = seconds["pair counts"] / baseline
