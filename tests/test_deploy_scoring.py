@@ -72,6 +72,7 @@ def test_a_wrong_row_is_refused_with_the_reason(
     assert reason in str(answer.json()["detail"])
 
 
+@pytest.mark.matrix
 def test_without_a_fit_there_is_no_server(tmp_path: Path) -> None:
     environment = {**os.environ, "LATENTBITS_ARTIFACT": str(tmp_path)}
     done = subprocess.run(COMMAND, cwd=ROOT, env=environment, capture_output=True, text=True)

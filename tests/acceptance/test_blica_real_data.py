@@ -175,6 +175,7 @@ def test_the_assembly_is_fitted_whole(assembly, blocs):
     assert blocs.diagnostics["stability_of_starts"] > 0.99
 
 
+@pytest.mark.matrix
 def test_east_against_west_ends_with_the_cold_war(assembly, blocs):
     axis = component(assembly, blocs, WEST, EAST)
     assert axis.of(EAST).max() < -0.15

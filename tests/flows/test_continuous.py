@@ -87,6 +87,7 @@ def test_a_measurement_without_values_is_named(plain_cli, people: pd.DataFrame) 
     assert done.code == 0, done.err
 
 
+@pytest.mark.matrix
 def test_new_rows_are_compared_with_the_last_fit(plain_cli, people, tmp_path: Path) -> None:
     fit(plain_cli, "--components", "1", "--no-report")
     done = plain_cli("ingest", "a.csv", "--dataset", "d.zarr", "--append")
@@ -321,6 +322,7 @@ def test_latent_classes_of_measurements(plain_cli, people, tmp_path: Path) -> No
     assert lb.Scorer(fitted)(row)["mean_1"] == pytest.approx(codes[3, 0], abs=1e-12)
 
 
+@pytest.mark.matrix
 def test_baselines_of_many_rows_start_from_a_sample(plain_cli, people, monkeypatch) -> None:
     fit(plain_cli, "--components", "1", "--no-report", "--set", "errors=none")
     found = []
@@ -343,11 +345,11 @@ def test_all_features_with_levels_are_compared(plain_cli, people) -> None:
     assert "randomly chosen features" not in done.out
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("model_name", "setting"),
     [("blica", "regularization=50"), ("binary-ica-likelihood", "likelihood=ep")],
 )
+@pytest.mark.matrix
 def test_sources_of_measurements(plain_cli, tmp_path: Path, model_name: str, setting: str) -> None:
     rng = np.random.default_rng(1)
     period = np.repeat(np.arange(4), 300)

@@ -75,6 +75,7 @@ def test_a_cut_needs_the_order_of_the_fit(cli, tmp_path: Path, survey: BinaryDat
     assert not (tmp_path / "codes.csv").exists()
 
 
+@pytest.mark.matrix
 def test_an_rbm_explains_planes(cli, tmp_path: Path, survey: BinaryDataset) -> None:
     fit = ("fit", "--model", "rbm", "--components", 3, "--set", "max_iter=3", "--json")
     done = cli(*fit, "--dataset", survey.path, "--output", tmp_path / "runs")

@@ -110,6 +110,7 @@ lines = st.lists(
     st.sampled_from([LONG, EVENTS]),
     st.sampled_from([None, "date"]),
 )
+@pytest.mark.matrix
 def test_nights_give_what_one_table_gives(tmp_path_factory, nights, rule, long, segment_by):
     folder = tmp_path_factory.mktemp("nights")
     first = [("ann", "1", "x", "1"), ("ann", "2", "y", "0"), ("bob", "1", "x", "NA")]

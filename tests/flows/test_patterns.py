@@ -49,6 +49,7 @@ def test_a_pattern_is_read_from_files_and_frames(cli, tmp_path, rows) -> None:
     assert float(line["weights_Do"]) == 0
 
 
+@pytest.mark.matrix
 def test_items_with_several_levels_take_a_pattern(cli, tmp_path, rows) -> None:
     rng = np.random.default_rng(3)
     X = rows + (rows & (rng.random(rows.shape) < 0.5))
@@ -101,6 +102,7 @@ def test_bad_patterns_are_refused(cli, tmp_path, rows) -> None:
         lb.fit(rows, "latent-trait", pattern=3)
 
 
+@pytest.mark.matrix
 def test_folds_are_refitted_with_the_pattern(cli, tmp_path, rows) -> None:
     dataset = write_arrays(tmp_path / "d.zarr", rows, names=ITEMS)
     pd.DataFrame(PATTERN).to_csv(tmp_path / "p.csv", index=False)

@@ -241,6 +241,7 @@ def test_what_is_reconstructed_resumes_to_the_same_bytes(cli, folder, artifact, 
 # Rows whose missing values are predicted
 
 
+@pytest.mark.matrix
 def test_missing_values_have_exact_probabilities(transformed, artifact, folder):
     """By the likelihoods of a row with either value; observed values are kept."""
     transformed("tree-mixture", "--impute", "probabilities", "--executor", "serial")

@@ -94,6 +94,7 @@ def test_no_fit_after_warm_compiles_anything(tmp_path: Path) -> None:
     check_nothing_is_compiled(tmp_path / "mixed", tmp_path / "compiled", mixed, ())
 
 
+@pytest.mark.matrix
 def test_the_first_fit_announces_compilation_once(tmp_path: Path) -> None:
     words = ("--dataset", "example:digits", "--model", "kernel-pca", "--no-report")
     fit = ("flows.fit", *words, "--executor", "serial", "--output", str(tmp_path / "runs"))

@@ -42,6 +42,7 @@ def test_a_wide_tree_has_the_same_bytes_with_any_executor_and_start(cli) -> None
     assert "tree-mixture has no correlations of features" in refused
 
 
+@pytest.mark.matrix
 def test_a_wide_tree_of_incomplete_rows_has_the_same_bytes_with_any_executor(cli) -> None:
     seen = np.random.default_rng(1).random((400, N_FEATURES)) < 0.95
     X = draw_chain(400)

@@ -490,7 +490,10 @@ def test_components_are_chosen_by_rows_held_out(digits: tuple[np.ndarray, np.nda
     assert search.best_score_ < search.best_estimator_.score(digits[0])
 
 
-WEIGHTED = ["BernoulliMixture", "ClippedPCA", "HiddenTree", "LatentTrait", "TreeMixture"]
+WEIGHTED = [
+    *("BernoulliMixture", "ClippedPCA", "LatentTrait"),
+    *(pytest.param(name, marks=pytest.mark.matrix) for name in ("HiddenTree", "TreeMixture")),
+]
 
 
 @pytest.mark.parametrize("binarize", [None, "mean"])

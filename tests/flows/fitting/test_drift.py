@@ -96,6 +96,7 @@ def test_rows_of_another_model_are_seen(cli) -> None:
     assert drift["likelihood"]["difference"] < 0  # fewer nats are lost
 
 
+@pytest.mark.matrix
 def test_drift_of_weighted_rows_is_that_of_repeated_rows(cli) -> None:
     times = np.arange(N_ROWS + N_NEW) % 3
     old, new = slice(N_ROWS), slice(N_ROWS, None)

@@ -179,6 +179,7 @@ def test_data_without_the_column_are_refused(
     assert expected in " ".join(refused.err.split())
 
 
+@pytest.mark.matrix
 def test_scores_are_those_of_segments(
     cli, dataset: Path, by_site: Path, fitted: Path, fitted_by_site: Path
 ) -> None:
@@ -193,6 +194,7 @@ def test_scores_are_those_of_segments(
     assert own["models"] == other["models"]
 
 
+@pytest.mark.matrix
 def test_fits_with_and_without_groups_are_compared(cli, dataset: Path, fitted: Path) -> None:
     fit = ("fit", "--dataset", dataset, "--split", "all", "--json")
     pooled = cli(*fit, "--components", 1).json["artifact"]
@@ -262,6 +264,7 @@ def test_an_interrupted_fit_goes_on(cli, many_chunks: Path) -> None:
     assert get_bytes(load_artifact(done.json["artifact"])) == get_bytes(expected)
 
 
+@pytest.mark.matrix
 def test_kept_counts_are_those_of_the_column(cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fits by several columns take turns, and rows are appended."""
     monkeypatch.setattr(kept_statistics, "_MAX_SHARE", 1e9)

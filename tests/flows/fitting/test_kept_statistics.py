@@ -95,17 +95,17 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[BinaryDataset]:
     return [write(folder / f"{k}.zarr", PARTS[:k]) for k in range(1, len(PARTS) + 1)]
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("tiles", "split"),
     [
         ((None,), None),
         (TILES, "train"),
-        pytest.param((None,), "train", marks=pytest.mark.matrix),
+        ((None,), "train"),
         pytest.param(TILES, None, marks=pytest.mark.matrix),
     ],
     ids=["whole", "tiles of a split", "whole of a split", "tiles"],
 )
+@pytest.mark.matrix
 def test_only_appended_chunks_are_read(tmp_path, log, roomy, whole, split, tiles) -> None:
     before, grown = 0, None
     for fresh in whole:

@@ -134,15 +134,16 @@ def test_codes_and_samples_have_the_distribution_of_the_traits(cli, folder) -> N
     with Path("z.csv").open() as file:
         codes = [float(row["mean_1"]) for row in csv.DictReader(file)]
     assert np.mean(codes) == pytest.approx(artifact["trait_mean"][0, 0], abs=0.01)
-    line = ("--artifact", artifact.path, "--rows", 20_000, "--output", "s.zarr")
+    line = ("--artifact", artifact.path, "--rows", 5_000, "--output", "s.zarr")
     assert cli("sample", *line).code == 0
     stored, drawn = (
         np.array(lb.open_dataset(name).ones().sum(axis=0)) / n
-        for name, n in (("d.zarr", 600), ("s.zarr", 20_000))
+        for name, n in (("d.zarr", 600), ("s.zarr", 5_000))
     )
     np.testing.assert_allclose(drawn, stored, atol=0.05)
 
 
+@pytest.mark.matrix
 def test_groups_weights_and_resume(cli, folder) -> None:
     """Known items are anchors; all other items and the traits of all groups are estimated."""
     options = ("--items", "items.csv", "--group", "school", "--weight", "count")
@@ -161,6 +162,7 @@ def test_groups_weights_and_resume(cli, folder) -> None:
     assert other["weights"][0, 0] == 1.3
 
 
+@pytest.mark.matrix
 def test_folds_and_nested_fits_keep_known_items(cli, folder) -> None:
     for name, options in (
         ("known", ("--items", "items.csv")),

@@ -97,6 +97,7 @@ def test_the_report_shows_each_group(cli: Any, fitted: Artifact) -> None:
     assert "group weights" not in page  # equal in all groups
 
 
+@pytest.mark.matrix
 def test_every_executor_and_a_resumed_fit_give_the_same_bytes(
     cli: Any, dataset: Path, fitted: Artifact
 ) -> None:

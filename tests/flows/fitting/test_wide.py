@@ -343,6 +343,7 @@ def test_strips_of_weighted_rows_are_those_of_repeated_rows(
     assert list_bytes(one.json["artifact"]) == list_bytes(other.json["artifact"])
 
 
+@pytest.mark.matrix
 def test_a_refit_of_weighted_rows_counts_appended_ones_and_gives_the_same_bytes(
     cli: Any, tmp_path: Path, n_counted: list[int]
 ) -> None:

@@ -295,6 +295,7 @@ def test_logs_of_dask_are_silent_during_a_run_only(task: Callable[[int], int]) -
         logger.setLevel(before)
 
 
+@pytest.mark.matrix
 def test_logs_of_dask_return_if_no_cluster_answers() -> None:
     logger = logging.getLogger("distributed.worker")
     before = logger.level

@@ -247,6 +247,7 @@ def test_sizes_are_read(text: str, n_bytes: int) -> None:
     assert find_memory_limit(text) == n_bytes
 
 
+@pytest.mark.matrix
 def test_workers_have_the_memory_of_this_machine() -> None:
     from flows.running.clusters import open_cluster
 

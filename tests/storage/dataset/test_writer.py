@@ -312,6 +312,7 @@ def run_killed(write: str, path: Path, after: int) -> None:
     assert done.returncode == -signal.SIGKILL
 
 
+@pytest.mark.matrix
 def test_a_killed_process_leaves_no_dataset_and_spoils_none(tmp_path: Path) -> None:
     path, whole = tmp_path / "data.zarr", tmp_path / "whole.zarr"
     run_killed("write_head", path, after=5)
