@@ -45,8 +45,7 @@ from pipeline.data.matching import (
     find_segment_indices,
     map_fitted_segments,
 )
-from pipeline.data.plane_views import view_as_fitted
-from pipeline.data.row_columns import RowColumns
+from pipeline.data.plane_views import adapt_to_manifest, view_as_fitted
 from pipeline.data.tables import list_names, wrap_frame
 from pipeline.data.weights import WeightKind
 from pipeline.errors import FitError
@@ -422,35 +421,25 @@ def transform_dataset(
 
 
 def adapt_to_fit(dataset: Dataset, fitted: Fitted, split: str | None = None) -> Dataset:
-    """Return the dataset with the features of a fit, its groups as segments, and its columns.
+    """Return the dataset as `adapt_to_manifest` does, and check rows of the split.
 
     Raises
     ------
     FitError
-        If the dataset lacks a column of these, or rows of the split have other values.
+        If the dataset lacks a column of the fit, or rows of the split have other values.
     """
     check_split_levels(fitted.manifest, dataset, "the fit")
-    dataset = view_as_fitted(dataset, fitted.dataset_features)
-    column, row_columns = fitted.manifest.get("group"), RowColumns.read(fitted.manifest)
-    if column is not None:
-        _check_fitted_column(dataset, column, "groups")
-        dataset = dataset.segment_by(column)
-    for name, role in row_columns.roles.items():
-        _check_fitted_column(dataset, name, role)
-    dataset = dataset.with_row_columns(row_columns)
+    dataset = adapt_to_manifest(dataset, fitted.manifest, _make_column_error)
     with _translate_errors(dataset):
         check_row_columns(dataset, split)
     return dataset
 
 
-def _check_fitted_column(dataset: Dataset, column: str, role: str) -> None:
-    try:
-        dataset.check_columns([column])
-    except ValueError:
-        raise FitError(
-            f"The data have no per-row column {column!r}, whose values are the {role} of the fit. "
-            "Add it by the argument keep of from_numpy or from_dataframe."
-        ) from None
+def _make_column_error(column: str, role: str) -> FitError:
+    return FitError(
+        f"The data have no per-row column {column!r}, whose values are the {role} of the fit. "
+        "Add it by the argument keep of from_numpy or from_dataframe."
+    )
 
 
 def compute_row_likelihoods(

@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.running.environment import find_examples_folder
-from pipeline.data.features import are_binary, list_features, read_dataset_features
+from pipeline.data.features import are_binary, list_features
 from pipeline.data.matching import check_same_features, check_same_levels, check_split_levels
-from pipeline.data.plane_views import view_as_fitted
-from pipeline.data.row_columns import RowColumns
+from pipeline.data.plane_views import adapt_to_manifest
 from pipeline.errors import FitError
 from pipeline.inference import from_artifact
 from pipeline.statistics.labels import SEGMENT
@@ -112,28 +111,16 @@ def load_fitted_model(path: str | AnyPath) -> LoadedModel:
 
 
 def adapt_to_fit(dataset: BinaryDataset, manifest: Mapping[str, Any], path: str) -> BinaryDataset:
-    """Return the dataset with the features of a fit, its groups as segments, and its columns.
+    """Return the dataset as `adapt_to_manifest` does; `path` is that of the manifest."""
 
-    `manifest` and `path` are those of the fit, or of codes that it computed.
-    """
-    check_dataset_levels(dataset, manifest, path)
-    if "feature_names" in manifest:
-        dataset = view_as_fitted(dataset, read_dataset_features(manifest))
-    column, row_columns = manifest.get("group"), RowColumns.read(manifest)
-    if column is not None:
-        _check_fitted_column(dataset, column, f"groups of {path}")
-        dataset = dataset.segment_by(column)
-    for name, role in row_columns.roles.items():
-        _check_fitted_column(dataset, name, f"{role} of {path}")
-    return dataset.with_row_columns(row_columns)
-
-
-def _check_fitted_column(dataset: BinaryDataset, column: str, role: str) -> None:
-    if column not in dataset.column_names:
-        raise DataError(
-            f"{dataset.path} has no per-row column {column!r}, whose values are the {role}. Add "
-            "the column."
+    def make_error(column: str, role: str) -> DataError:
+        return DataError(
+            f"{dataset.path} has no per-row column {column!r}, whose values are the {role} of "
+            f"{path}. Add the column."
         )
+
+    check_dataset_levels(dataset, manifest, path)
+    return adapt_to_manifest(dataset, manifest, make_error)
 
 
 def check_dataset_levels(dataset: BinaryDataset, manifest: Mapping[str, Any], path: str) -> None:

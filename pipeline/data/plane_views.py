@@ -6,9 +6,9 @@ Continuous features can be cut in two, which makes a plane of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pipeline.data.datasets import Dataset, PlaneSource
 from pipeline.data.features import (
@@ -21,7 +21,9 @@ from pipeline.data.features import (
     list_plane_names,
     name_planes,
     parse_number,
+    read_dataset_features,
 )
+from pipeline.data.row_columns import RowColumns
 from pipeline.errors import FitError
 
 DatasetT = TypeVar("DatasetT", bound=Dataset)
@@ -126,6 +128,26 @@ def _find_level(feature: Feature, level: str, cut: str) -> int:
             f"lowest level. Choose a higher one of {levels}."
         )
     return feature.levels.index(level)
+
+
+def adapt_to_manifest(
+    dataset: DatasetT, manifest: Mapping[str, Any], make_error: Callable[[str, str], Exception]
+) -> DatasetT:
+    """Return the dataset with the features of a fit, its groups as segments, and its columns.
+
+    `manifest` is that of the fit, or of codes that it computed. `make_error` makes the error about
+    a column that the dataset lacks, given its name and what its values are for the fit.
+    """
+    if "feature_names" in manifest:
+        dataset = view_as_fitted(dataset, read_dataset_features(manifest))
+    group, row_columns = manifest.get("group"), RowColumns.read(manifest)
+    for name, role in {**({group: "groups"} if group else {}), **row_columns.roles}.items():
+        try:
+            dataset.check_columns([name])
+        except ValueError:
+            raise make_error(name, role) from None
+    dataset = dataset if group is None else dataset.segment_by(group)
+    return dataset.with_row_columns(row_columns)
 
 
 def view_as_fitted(dataset: DatasetT, fitted: Sequence[Feature]) -> DatasetT:

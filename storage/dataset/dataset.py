@@ -483,8 +483,8 @@ class BinaryDataset(StorageReprMixin):
         DataError
             If a text is not a number.
         """
-        for rows, values in self._iter_column(name, split, n_chunks):
-            yield rows, self.parse_numbers(name, values)
+        for rows, _, columns in self._iter_labels([name], split, n_chunks):
+            yield rows, self.parse_numbers(name, columns[name])
 
     def iter_codes(self, name: str, split: str | None = None) -> Iterator[tuple[Ints, Array]]:
         """Yield the original rows and the values of a per-row column, chunk by chunk in order.
@@ -502,31 +502,28 @@ class BinaryDataset(StorageReprMixin):
                 f"{self.path}: column {name!r} has more than {PAGE_TEXTS:,} different texts. "
                 "Replace them by whole numbers."
             )
-        for rows, values in self._iter_column(name, split):
-            yield rows, values if levels is None else levels.mark_missing(values)
-
-    def _iter_column(
-        self, name: str, split: str | None, n_chunks: int | None = None
-    ) -> Iterator[tuple[Ints, Array]]:
-        names = [name] if split is None else [name, "split"]
-        for key in range(self.n_chunks if n_chunks is None else n_chunks):
-            _, columns = self.read_row_labels(key, names)
+        for rows, _, columns in self._iter_labels([name], split):
             values = columns[name]
-            rows = self.chunks[key, 0] + np.arange(len(values))
-            if split is not None:
-                is_chosen = columns["split"] == self.find_split_code(split)
-                rows, values = rows[is_chosen], values[is_chosen]
-            yield rows, values
+            yield rows, values if levels is None else levels.mark_missing(values)
 
     def iter_segments(self, split: str | None = None) -> Iterator[tuple[Ints, Ints]]:
         """Yield the original rows and the index of their segments, chunk by chunk in order."""
-        for key in range(self.n_chunks):
-            segments, columns = self.read_row_labels(key, [] if split is None else ["split"])
-            rows = self.chunks[key, 0] + np.arange(len(segments))
-            if split is not None:
-                is_chosen = columns["split"] == self.find_split_code(split)
-                rows, segments = rows[is_chosen], segments[is_chosen]
+        for rows, segments, _ in self._iter_labels([], split):
             yield rows, segments
+
+    def _iter_labels(
+        self, names: Sequence[str], split: str | None, n_chunks: int | None = None
+    ) -> Iterator[tuple[Ints, Ints, dict[str, Array]]]:
+        """Yield the original rows, their segments and per-row columns, chunk by chunk in order."""
+        for key in range(self.n_chunks if n_chunks is None else n_chunks):
+            segments, columns = self.read_row_labels(
+                key, names if split is None else [*names, "split"]
+            )
+            own: Any = slice(None)
+            if split is not None:
+                own = columns["split"] == self.find_split_code(split)
+            rows = self.chunks[key, 0] + np.arange(len(segments))
+            yield rows[own], segments[own], {name: columns[name][own] for name in names}
 
     def column(self, name: str) -> Array:
         """Read a per-row column in original row order, (n_rows,)."""
@@ -611,8 +608,13 @@ class BinaryDataset(StorageReprMixin):
     ) -> ChunkReader:
         """Return a `ChunkReader` of this dataset, which works in any process."""
         path, skips = str(self.path.resolve()), frozenset(skipped)
-        reader = ChunkReader(path, self.digest, split, columns, memory, skips, number_columns)
-        return replace(reader, view=self.view)
+        rows = (path, self.digest, split, columns, memory, skips, number_columns)
+        return ChunkReader(*rows, self._row_groups, self.view)
+
+    @property
+    def _row_groups(self) -> RowGroups | None:
+        """The segments, if they are not the stored ones."""
+        return None
 
     def dense(self, key: int) -> tuple[NDArray[Any], NDArray[np.uint8]]:
         """Unpack a chunk to values and mask, each (n_rows, n_features), in original row order.
@@ -838,21 +840,9 @@ class RegroupedDataset(BinaryDataset):
         segments = self.groups.find_indices(columns[column])
         return segments, {name: columns[name] for name in names}
 
-    def make_reader(
-        self,
-        split: str | None = None,
-        memory: int = 0,
-        skipped: Sequence[int] = (),
-        columns: tuple[str, ...] = (),
-        number_columns: tuple[str, ...] = (),
-    ) -> ChunkReader:
-        """Return a `ChunkReader` of this dataset, which works in any process."""
-        reader = self.stored.make_reader(split, memory, skipped, columns, number_columns)
-        return replace(reader, groups=self.groups)
-
-    def to_dask(self, name: str = "values") -> dask.array.Array:
-        """Return `values` or `observed` as a lazy array, (n_rows, n_features), in row order."""
-        return self.stored.to_dask(name)
+    @property
+    def _row_groups(self) -> RowGroups:
+        return self.groups
 
 
 def _read_regrouped_chunk(
