@@ -23,7 +23,7 @@ from flows.data.datasets import (
     resolve_split,
 )
 from flows.data.parameter_tables import read_known_items, read_parameter_table
-from flows.fitting.kept_statistics import open_kept_statistics
+from flows.fitting.checkpoints import open_kept_statistics
 from flows.fitting.options import FitOptions
 from flows.fitting.provenance import compute_fingerprint, describe_artifact
 from flows.running.executors import compute_row_memory, prepare_executor

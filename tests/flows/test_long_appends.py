@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from flows.data.columns import ColumnRoles
 from flows.data.ingest import AppendRules, open_new_sources, open_sources, write_rows
-from flows.fitting import kept_statistics
+from flows.fitting import checkpoints
 from pipeline.executors.progress import ignore_progress
 from storage import load_artifact, open_dataset
 from storage.dataset import writer
@@ -271,7 +271,7 @@ def fit(cli, name: str, *options: str):
 
 
 def test_fits_see_what_changed(cli, small_chunks, tmp_path, monkeypatch):
-    monkeypatch.setattr(kept_statistics, "_MAX_SHARE", 1e9)
+    monkeypatch.setattr(checkpoints, "_MAX_SHARE", 1e9)
     path, roles = tmp_path / "d.zarr", ColumnRoles(long=LONG)
     create(path, write_lines(tmp_path / "0.csv", draw_lines(0, 600, "xyzw", 1)), roles)
     fit(cli, "d.zarr")
@@ -286,7 +286,7 @@ def test_fits_see_what_changed(cli, small_chunks, tmp_path, monkeypatch):
     added = fit(cli, "d.zarr")
     assert (added["drift"], added["n_features"]) == (None, 6)
     shutil.copytree("d.zarr", "fresh.zarr")
-    shutil.rmtree(Path("fresh.zarr", kept_statistics.STATISTICS_FOLDER))
+    shutil.rmtree(Path("fresh.zarr", checkpoints.STATISTICS_FOLDER))
     artifacts = [load_artifact(f["artifact"]) for f in (added, fit(cli, "fresh.zarr"))]
     for name in artifacts[0]:
         assert artifacts[0][name].tobytes() == artifacts[1][name].tobytes()

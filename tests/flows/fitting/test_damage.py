@@ -103,7 +103,7 @@ def test_without_the_option_the_first_is_named(cli, damaged):
 
 
 def test_sums_beside_the_dataset_are_of_all_chunks(fitted, damaged, monkeypatch):
-    monkeypatch.setattr("flows.fitting.kept_statistics._MAX_SHARE", 1e3)  # the dataset is tiny
+    monkeypatch.setattr("flows.fitting.checkpoints._MAX_SHARE", 1e3)  # the dataset is tiny
     fitted(damaged, "--skip-corrupt")
     assert not (damaged / "statistics").exists()
     for key in (3, 11):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flows.fitting import kept_statistics
+from flows.fitting import checkpoints
 from storage.artifacts.artifacts import Artifact, load_artifact
 from storage.codes.codes import open_codes
 from storage.dataset.dataset import open_dataset
@@ -267,7 +267,7 @@ def test_an_interrupted_fit_goes_on(cli, many_chunks: Path) -> None:
 @pytest.mark.matrix
 def test_kept_counts_are_those_of_the_column(cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fits by several columns take turns, and rows are appended."""
-    monkeypatch.setattr(kept_statistics, "_MAX_SHARE", 1e9)
+    monkeypatch.setattr(checkpoints, "_MAX_SHARE", 1e9)
     n_first = 400
     columns = {
         "site": COLUMNS["site"],
@@ -282,7 +282,7 @@ def test_kept_counts_are_those_of_the_column(cli, monkeypatch: pytest.MonkeyPatc
     write_arrays(Path("d.zarr"), X[:n_first], columns=select_columns(slice(n_first)), **data)
     for group in columns:
         assert cli("fit", "--dataset", "d.zarr", *BLICA, "--group", group).code == 0
-    kept = [*Path("d.zarr", kept_statistics.STATISTICS_FOLDER).glob("*/manifest.json")]
+    kept = [*Path("d.zarr", checkpoints.STATISTICS_FOLDER).glob("*/manifest.json")]
     assert len(kept) % len(columns) == 0 < len(kept)
     with append_dataset(Path("d.zarr"), NAMES) as writer:
         writer.add(ArrayBatch(X[n_first:], None, select_columns(slice(n_first, None))))

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from flows.fitting import kept_statistics as kept_module
-from flows.fitting.kept_statistics import STATISTICS_FOLDER, open_kept_statistics
+from flows.fitting import checkpoints as kept_module
+from flows.fitting.checkpoints import STATISTICS_FOLDER, open_kept_statistics
 from pipeline.data.blocks import RowSource, Tile
 from pipeline.executors.base import SerialExecutor
 from pipeline.passes.map_reduce import collect_statistics

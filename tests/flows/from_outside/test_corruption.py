@@ -191,7 +191,7 @@ HEALED = ("unfinished codes", "kept statistics")
 
 @pytest.fixture
 def room_for_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.fitting.kept_statistics._MAX_SHARE", 1e3)  # the dataset is tiny
+    monkeypatch.setattr("flows.fitting.checkpoints._MAX_SHARE", 1e3)  # the dataset is tiny
 
 
 @pytest.mark.matrix

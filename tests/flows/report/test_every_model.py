@@ -19,7 +19,7 @@ from flows.report.figures.marks import Plot
 from flows.report.figures.parameters import CORRELATION_TITLE
 from flows.report.page import Report, build_report_from_artifact, render_page
 from flows.report.tables import make_parameter_table
-from latentbits.reports import build_report
+from latentbits.fitted import build_report
 from pipeline.data.features import select_with_levels
 from pipeline.data.level_probabilities import name_levels
 from pipeline.errors import FitError

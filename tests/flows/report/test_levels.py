@@ -14,7 +14,7 @@ from flows.report.figures.marks import BarMarks, LineMarks
 from flows.report.page import Report, render_page
 from flows.report.pictures import render_picture
 from flows.report.tables import make_parameter_table
-from latentbits.reports import build_report
+from latentbits.fitted import build_report
 
 LEVELS = ("no", "perhaps", "yes")
 NAMES = ("q0", "q1", "q2", "q3")
