@@ -57,6 +57,7 @@ from pipeline.fitting.loop import collect_first_statistics, fit_model, initializ
 from pipeline.models.latent_trait.em import LatentTraitParams, variational_posterior
 from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.state import FitState
+from pipeline.numerics.logistic.categories.curves import LevelItems
 from pipeline.numerics.logistic.centred_points import TraitItems, posterior_by_quadrature
 from pipeline.numerics.logistic.latent_nodes import (
     Nodes,
@@ -143,7 +144,8 @@ def fine_posterior(block: BinaryBlock, weights: Array, offsets: Array) -> FinePo
     X, observed, nodes = block.unpack_values(), block.unpack_mask(), make_fine_nodes()
     pieces = map(Nodes, *(np.array_split(array, _N_PIECES) for array in nodes))
     with limit_blas_threads():
-        posteriors = [node_posterior(X, observed, weights, offsets, piece) for piece in pieces]
+        items = LevelItems.from_binary(weights, offsets)
+        posteriors = [node_posterior(X, observed, items, piece) for piece in pieces]
     logs = np.array([posterior.log_likelihood for posterior in posteriors])
     total = scipy.special.logsumexp(logs, axis=0)
     means = np.array([posterior.mean for posterior in posteriors])
@@ -327,9 +329,10 @@ def _integration_errors(
     }
     model = (params.weights, params.offsets)
     X, observed = block.unpack_values(), block.unpack_mask()
+    items = LevelItems.from_binary(*model)
     with limit_blas_threads():
         likelihoods = {
-            name: node_posterior(X, observed, *model, points).log_likelihood
+            name: node_posterior(X, observed, items, points).log_likelihood
             for name, points in nodes.items()
         }
     likelihoods["error_grid"] = fine_posterior(block, *model).log_likelihood

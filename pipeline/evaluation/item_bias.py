@@ -69,7 +69,7 @@ from pipeline.models.latent_trait.em import LatentTraitParams
 from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
-from pipeline.numerics.logistic.categories.curves import compute_plane_probabilities
+from pipeline.numerics.logistic.categories.curves import LevelItems, compute_plane_probabilities
 from pipeline.numerics.logistic.latent_nodes import gauss_hermite, iter_responsibilities
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, count_group_level_rows
@@ -451,10 +451,10 @@ def draw_missing_answers(
     """Return the rows of a group with missing values drawn given the observed ones."""
     X, observed = block.unpack_values(), block.unpack_mask()
     mask = np.ones_like(X) if observed is None else observed
-    items = params.get_group(block.segment).items
+    items = LevelItems.from_binary(*params.get_group(block.segment).items)
     draws = rng.stream("missing answers").uniform(block.rows, block.n_features + 1)
     completed = np.empty_like(X)
-    for part, shares in iter_responsibilities(X, mask, items.weights, items.offsets, _NODES):
+    for part, shares in iter_responsibilities(X, mask, items, _NODES):
         uniform = draws[part]
         below = np.cumsum(shares, axis=1) < uniform[:, -1:]
         nodes = np.minimum(below.sum(axis=1), shares.shape[1] - 1)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import expit
 
+from pipeline.numerics.logistic.categories.curves import LevelItems
 from pipeline.numerics.logistic.centred_nodes import centred_e_step
 from pipeline.numerics.logistic.centred_points import TraitItems, posterior_by_quadrature
 from pipeline.numerics.logistic.latent_nodes import (
@@ -55,7 +56,7 @@ def print_passes() -> None:
         methods: dict[str, Callable[[np.ndarray], float]] = {
             "lattice": lambda X, items=items: lattice_e_step(X, None, *items).log_likelihood,
             f"grid {NODES_PER_AXIS[q]}": lambda X, items=items, nodes=nodes: (
-                node_statistics(X, None, *items, nodes).log_likelihood
+                node_statistics(X, None, LevelItems.from_binary(*items), nodes).log_likelihood
             ),
             "centred": lambda X, items=items: centred_e_step(X, None, *items).log_likelihood,
         }

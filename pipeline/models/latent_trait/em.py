@@ -522,9 +522,8 @@ def _e_step_on_nodes(
     if checks is not None and not may_leave_nodes:
         checks = checks._replace(max_edge_share=1.0)
     row_means = None if regression is None else regression.means
-    counts = node_statistics(
-        X, observed, *params.items, nodes, block.row_weights, params.asymptotes, row_means, checks
-    )
+    items = LevelItems.from_binary(*params.items, params.asymptotes)
+    counts = node_statistics(X, observed, items, nodes, block.row_weights, row_means, checks)
     values = name_node_sums(counts, nodes, block)
     log_likelihood, codes = counts.log_likelihood, counts.codes
     if may_leave_nodes:

@@ -73,7 +73,6 @@ from pipeline.numerics.logistic.categories.row_posteriors import (
     compute_row_posterior,
 )
 from pipeline.numerics.logistic.categories.scores import (
-    HasMoments,
     LevelSums,
     RowRegression,
     choose_point_rule,
@@ -81,8 +80,8 @@ from pipeline.numerics.logistic.categories.scores import (
     list_form_places,
     sum_block_scores,
 )
-from pipeline.numerics.logistic.centred_points import RowPosterior, posterior_by_sampling
-from pipeline.numerics.logistic.latent_nodes import MAX_COMPONENTS, Nodes
+from pipeline.numerics.logistic.centred_points import posterior_by_sampling
+from pipeline.numerics.logistic.latent_nodes import MAX_COMPONENTS, Nodes, RowPosterior
 from pipeline.numerics.logistic.lattice_nodes import MAX_MEAN_REACH
 from pipeline.numerics.logistic.lattice_posterior import posterior_on_lattice
 from pipeline.numerics.logistic.logistic_sites import ep_posterior
@@ -264,7 +263,7 @@ def sum_information(
 
 def _add_item_scores(
     sums: Sums,
-    rows: tuple[Any, Any, LevelItems, HasMoments],
+    rows: tuple[Any, Any, LevelItems, RowPosterior],
     working: Arrays,
     jacobian: Matrix,
     row_weights: Array | None,

@@ -36,7 +36,6 @@ from pipeline.numerics.information import invert_constrained_information, invert
 from pipeline.numerics.logistic.categories.curves import LevelItems
 from pipeline.numerics.logistic.categories.fit import sum_residuals
 from pipeline.numerics.logistic.categories.scores import (
-    HasMoments,
     RowRegression,
     choose_point_rule,
     count_score_vectors,
@@ -46,7 +45,12 @@ from pipeline.numerics.logistic.categories.scores import (
     sum_scores,
 )
 from pipeline.numerics.logistic.information import find_reversed_items
-from pipeline.numerics.logistic.latent_nodes import MAX_COMPONENTS, Nodes, node_posterior
+from pipeline.numerics.logistic.latent_nodes import (
+    MAX_COMPONENTS,
+    Nodes,
+    RowPosterior,
+    node_posterior,
+)
 from pipeline.numerics.logistic.lattice_nodes import lattice_e_step, list_lattice_nodes
 from pipeline.numerics.logistic.lattice_posterior import posterior_on_lattice
 from pipeline.numerics.logistic.logistic_sites import sum_ep_score_products
@@ -246,6 +250,7 @@ def summarize_information(
     """
     X, observed = block.unpack_values(), block.unpack_mask()
     weights, offsets = params.weights, params.offsets
+    items = LevelItems.from_binary(weights, offsets, params.asymptotes)
     values: dict[str, NDArray[Any]] = {}
     if nodes is None:
         log_likelihood = lattice_e_step(
@@ -253,20 +258,17 @@ def summarize_information(
         ).log_likelihood
         nodes = list_lattice_nodes(weights, offsets)
     else:
-        by_row = node_posterior(
-            X, observed, weights, offsets, nodes, params.asymptotes
-        ).log_likelihood
+        by_row = node_posterior(X, observed, items, nodes).log_likelihood
         row_weights = block.row_weights
         log_likelihood = float((by_row if row_weights is None else row_weights * by_row).sum())
     if len(offsets) <= MAX_ITEMS and not block.has_sampling_weights:
         values |= count_complete_rows(block, X, observed, find_reversed_items(weights))
     sample = select_rows(share, block, rng)
-    posterior: HasMoments
+    posterior: RowPosterior
     if nodes is None or (is_wide(params) and params.asymptotes is None):
         posterior, nodes = posterior_on_lattice(sample.X, sample.observed, params.items), None
     else:
-        taken = sample.X, sample.observed, weights, offsets, nodes
-        posterior = node_posterior(*taken, params.asymptotes)
+        posterior = node_posterior(sample.X, sample.observed, items, nodes)
     return sum_row_scores(params, block, log_likelihood, values, sample, posterior, jacobian, nodes)
 
 
@@ -276,7 +278,7 @@ def sum_row_scores(
     log_likelihood: float,
     values: Values,
     sample: ScoredRows,
-    posterior: HasMoments,
+    posterior: RowPosterior,
     jacobian: Matrix | None = None,
     nodes: Nodes | None = None,
 ) -> Sums:
@@ -304,7 +306,7 @@ def add_scores(
     block: BinaryBlock,
     sample: ScoredRows,
     items: LevelItems,
-    posterior: HasMoments,
+    posterior: RowPosterior,
     jacobian: Matrix,
     nodes: Nodes | None = None,
     is_own: NDArray[np.bool_] | None = None,

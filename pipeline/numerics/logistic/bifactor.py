@@ -28,8 +28,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from pipeline.executors.cancellation import check_cancelled
-from pipeline.numerics.logistic.centred_points import RowPosterior
-from pipeline.numerics.logistic.latent_nodes import gauss_hermite
+from pipeline.numerics.logistic.latent_nodes import RowPosterior, gauss_hermite
 from pipeline.numerics.logistic.newton_step import NewtonStatistics, unpack_triangles
 
 Bits = NDArray[np.uint8]

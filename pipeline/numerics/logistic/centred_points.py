@@ -30,7 +30,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from pipeline.numerics.logistic.centred_nodes import LANES, fill_laplace, iter_row_batches
-from pipeline.numerics.logistic.latent_nodes import gauss_hermite
+from pipeline.numerics.logistic.latent_nodes import RowPosterior, gauss_hermite
 from pipeline.numerics.logistic.logistic_lanes import (
     FACTORS_PER_LOG,
     add_multiple,
@@ -74,23 +74,6 @@ class RowGaussians(NamedTuple):
 
     mean: Floats
     covariance: Floats
-
-
-class RowPosterior(NamedTuple):
-    """Moments of x given each row, and log P(t_n) in nats.
-
-    Attributes
-    ----------
-    mean, covariance
-        (n_samples, q) and (n_samples, q, q).
-    log_likelihood, standard_error
-        log P(t_n) and its error, (n_samples,). For quadrature, two rules estimate the error.
-    """
-
-    mean: Floats
-    covariance: Floats
-    log_likelihood: Floats
-    standard_error: Floats
 
 
 class TraitItems(NamedTuple):
@@ -156,8 +139,7 @@ def posterior_by_quadrature(
         refined = _posterior_with_edges(
             X[difficult], difficult_mask, items, means[difficult], gaussians
         )
-        for values, part in zip(posterior, refined, strict=True):
-            values[difficult] = part
+        posterior.put_rows(difficult, refined)
     return posterior
 
 
@@ -172,16 +154,13 @@ def _posterior_with_edges(
     for n_per_axis in levels:
         mask = None if observed is None else observed[rows]
         gaussians = RowGaussians(*(part[rows] for part in near))
-        gaussians = _gaussians_from_moments(
-            RowPosterior(*(part[rows] for part in posterior)), gaussians
-        )
+        gaussians = _gaussians_from_moments(posterior.take_rows(rows), gaussians)
         reach = np.full(len(rows), _PRIOR_REACH)
         refined = _integrate_across_edges(
             X[rows], mask, items, row_means[rows], gaussians, n_per_axis, reach
         )
         refined.standard_error[:] **= _TRAPEZOID_ERROR_POWER
-        for values, part in zip(posterior, refined, strict=True):
-            values[rows] = part
+        posterior.put_rows(rows, refined)
         rows = rows[refined.standard_error > _ERROR_TOLERANCE]
     return posterior
 
@@ -366,13 +345,13 @@ def _integrate_in_batches(
 ) -> RowPosterior:
     """Integrate in batches that fit in the cache."""
     n, q = len(X), items.weights.shape[1]
-    posterior = RowPosterior(np.empty((n, q)), np.empty((n, q, q)), np.empty(n), np.empty(n))
+    posterior = RowPosterior.make_empty(n, q)._replace(standard_error=np.empty(n))
     mask = _full_mask(X, observed)
     height = max(1, _BATCH_ENTRIES // (rule.n_points * q))
     for start in range(0, n, height):
         batch = slice(start, start + height)
-        out = RowPosterior(*(part[batch] for part in posterior))
-        integrate_rows(X[batch], mask[batch], *items, *rule.points(batch), rule.second, *out)
+        own = *rule.points(batch), rule.second, *posterior.take_rows(batch)[:4]
+        integrate_rows(X[batch], mask[batch], *items, *own)
     return posterior
 
 

@@ -17,9 +17,8 @@ matrix products.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import scipy
@@ -27,7 +26,6 @@ from numpy.typing import NDArray
 
 from pipeline.errors import FitError
 from pipeline.executors.cancellation import check_cancelled
-from pipeline.numerics.logistic.asymptotes import Asymptotes, compute_log_probabilities
 
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
@@ -41,7 +39,7 @@ _BATCH_ENTRIES = 2**16  # responsibilities: 512 KiB, which fit in the L2 cache
 _BATCH_STEP = 64  # rows; a multiple of the tiles of any BLAS
 _TILE = 8  # nodes, or powers of x, in a tile of BLAS
 _NEGLIGIBLE_MASS = 1e-7
-_NO_ROWS = np.zeros(0, np.bool_)
+_NO_ROWS, _NO_ERRORS = np.zeros(0, np.bool_), np.zeros(0)
 _MAX_EDGE_SHARE, _MAX_EDGE_SHARE_OF_SET_NODES = 1e-5, 0.5  # of a row's posterior
 _LOG_ZERO = -1e300  # log weight of padding nodes; unlike −inf, it keeps zero rows at zero
 
@@ -63,8 +61,11 @@ class NodeCurves(NamedTuple):
     constants: Floats
 
 
-CurveTable = Callable[[Floats], NodeCurves]
-"""Returns the curves at points, (n_nodes, n_components)."""
+class HasCurves(Protocol):
+    """Items for whose values log P(t_n | x) is linear in the values, which need not be bits."""
+
+    def tabulate(self, points: Floats) -> NodeCurves:
+        """Return the curves at points, (n_nodes, n_components)."""
 
 
 class NodeChecks(NamedTuple):
@@ -102,17 +103,42 @@ class NodeStatistics(NamedTuple):
     is_outside: NDArray[np.bool_] = _NO_ROWS
 
 
-class NodePosterior(NamedTuple):
-    """Moments of x given each row, and log P(t_n) in nats."""
+class RowPosterior(NamedTuple):
+    """Moments of x given each row, and log P(t_n) in nats.
 
-    # (n_samples, n_components) and (n_samples, n_components, n_components).
+    Attributes
+    ----------
+    mean, covariance
+        (n_samples, q) and (n_samples, q, q).
+    log_likelihood
+        log P(t_n), (n_samples,).
+    standard_error
+        Its error, (n_samples,), if it is estimated; else empty.
+    is_own
+        Rows that do not share nodes, (n_samples,), if others do; else empty.
+    """
+
     mean: Floats
     covariance: Floats
-    log_likelihood: Floats  # log P(t_n), (n_samples,)
+    log_likelihood: Floats
+    standard_error: Floats = _NO_ERRORS
+    is_own: NDArray[np.bool_] = _NO_ROWS
 
-    def take_rows(self, rows: NDArray[np.bool_]) -> NodePosterior:
-        """Return the rows of a mask, (n_samples,)."""
-        return NodePosterior(*(array[rows] for array in self))
+    @classmethod
+    def make_empty(cls, n_samples: int, q: int) -> RowPosterior:
+        """Return arrays to be filled, without errors."""
+        return cls(np.empty((n_samples, q)), np.empty((n_samples, q, q)), np.empty(n_samples))
+
+    def take_rows(self, rows: NDArray[np.bool_] | NDArray[np.intp] | slice) -> RowPosterior:
+        """Return the rows of a mask, (n_samples,), with some indices, or of a slice."""
+        taken: list[Any] = [part[rows] if len(part) else part for part in self]
+        return RowPosterior(*taken)
+
+    def put_rows(self, rows: NDArray[np.bool_] | NDArray[np.intp] | slice, other: Self) -> None:
+        """Replace these rows by those of another posterior."""
+        for part, new in zip(self, other, strict=True):
+            if len(part) and len(new):
+                part[rows] = new
 
 
 class _Batch(NamedTuple):
@@ -190,13 +216,11 @@ def draw_nodes(n_nodes: int, n_components: int, rng: np.random.Generator) -> Nod
 
 
 def node_statistics(
-    X: Bits,
+    X: Values,
     observed: Bits | None,
-    weights: Floats,
-    offsets: Floats,
+    items: HasCurves,
     nodes: Nodes,
     row_weights: Floats | None = None,
-    asymptotes: Asymptotes | None = None,
     row_means: Floats | None = None,
     checks: NodeChecks | None = None,
 ) -> NodeStatistics:
@@ -205,45 +229,25 @@ def node_statistics(
     Parameters
     ----------
     X
-        Values 0 and 1, (n_samples, n_features); any value where missing.
+        Values, such as 0 and 1, (n_samples, n_features); any value where missing.
     observed
         Mask of the same shape; None if all values are observed. A row without any value adds only
         to `rows` and `peak`.
-    weights, offsets
-        Slopes w, (n_features, n_components), and offsets b, (n_features,).
+    items
+        The items.
     nodes
         Nodes and weights of the prior.
     row_weights
         Weight of each row in the sums, (n_samples,); None if every weight is 1.
-    asymptotes
-        Guessing and slipping of the items; None if their curves range from 0 to 1.
     row_means
         Mean of the prior of each row, (n_samples, n_components), if `nodes` represent N(0, I) but
         the prior of row n is N(m_n, I); None if all are 0.
     checks
-        As for `sum_node_statistics`.
-    """
-    tabulate = partial(_tabulate_items, weights, offsets, asymptotes)
-    return sum_node_statistics(X, observed, tabulate, nodes, row_weights, row_means, checks)
-
-
-def sum_node_statistics(
-    X: Values,
-    observed: Bits | None,
-    tabulate: CurveTable,
-    nodes: Nodes,
-    row_weights: Floats | None = None,
-    row_means: Floats | None = None,
-    checks: NodeChecks | None = None,
-) -> NodeStatistics:
-    """Sum responsibilities over rows as `node_statistics`, for values with other curves.
-
-    log P(t_n | x) must be linear in the values, which need not be bits. With `checks`, rows outside
-    the nodes are left out, and errors are estimated.
+        With these, rows outside the nodes are left out, and errors are estimated.
     """
     n_features, n_nodes = X.shape[1], len(nodes.points)
     padded = _pad_nodes(nodes)
-    coefficients = _design_coefficients(tabulate, padded, observed is not None, row_means)
+    coefficients = _design_coefficients(items, padded, observed is not None, row_means)
     codes = np.empty((0, nodes.points.shape[1]) if row_means is None else row_means.shape)
     sums, log_likelihood, peak, error = np.zeros_like(coefficients), 0.0, 0.0, 0.0
     is_outside = np.zeros(0 if checks is None else len(X), np.bool_)
@@ -312,47 +316,27 @@ def _estimate_errors(shares: Floats, q: int, checks: NodeChecks) -> Floats:
 
 
 def node_posterior(
-    X: Bits,
+    X: Values,
     observed: Bits | None,
-    weights: Floats,
-    offsets: Floats,
+    items: HasCurves,
     nodes: Nodes,
-    asymptotes: Asymptotes | None = None,
-) -> NodePosterior:
-    """Compute the moments of x given each row.
+    row_means: Floats | None = None,
+    checks: NodeChecks | None = None,
+) -> RowPosterior:
+    """Compute the moments of x given each row; with `checks`, tell which lie outside the nodes.
 
     With a single BLAS thread, the bits of a row's result depend on that row alone.
 
     Parameters
     ----------
-    X, observed, weights, offsets, nodes, asymptotes
+    X, observed, items, nodes, row_means, checks
         As for `node_statistics`. A row without any value has the moments of the nodes.
     """
-    tabulate = partial(_tabulate_items, weights, offsets, asymptotes)
-    return compute_node_posterior(X, observed, tabulate, nodes)[0]
-
-
-def compute_node_posterior(
-    X: Values,
-    observed: Bits | None,
-    tabulate: CurveTable,
-    nodes: Nodes,
-    row_means: Floats | None = None,
-    checks: NodeChecks | None = None,
-) -> tuple[NodePosterior, NDArray[np.bool_]]:
-    """Compute moments as `node_posterior`, for values with other curves, and rows with priors.
-
-    See `sum_node_statistics` for values and `row_means`. Also return the rows whose posteriors lie
-    outside the nodes, (n_samples,), with `checks`.
-    """
-    is_outside = np.zeros(len(X), np.bool_)
-    n_samples, n_components = len(X), nodes.points.shape[1]
-    mean = np.empty((n_samples, n_components))
-    covariance = np.empty((n_samples, n_components, n_components))
-    log_likelihood = np.empty(n_samples)
+    n_components, is_outside = nodes.points.shape[1], np.zeros(len(X), np.bool_)
+    mean, covariance, log_likelihood, *_ = RowPosterior.make_empty(len(X), n_components)
     j, k = np.tril_indices(n_components)
     nodes = _pad_nodes(nodes)
-    coefficients = _design_coefficients(tabulate, nodes, observed is not None, row_means)
+    coefficients = _design_coefficients(items, nodes, observed is not None, row_means)
     powers = _design_columns(nodes.points)
     probe = None if checks is None else _make_probe(checks, len(nodes.points))
     for batch in _iter_batches(X, observed, coefficients, row_means):
@@ -370,35 +354,23 @@ def compute_node_posterior(
         # If one node has all mass, rounding would decide the sign of a variance.
         products[:, j == k] = np.maximum(products[:, j == k], 0.0)
         covariance[rows, j, k] = covariance[rows, k, j] = products
-    return NodePosterior(mean, covariance, log_likelihood), is_outside
+    is_own = is_outside if checks is not None else _NO_ROWS
+    return RowPosterior(mean, covariance, log_likelihood, is_own=is_own)
 
 
 def iter_responsibilities(
-    X: Bits,
+    X: Values,
     observed: Bits | None,
-    weights: Floats,
-    offsets: Floats,
+    items: HasCurves,
     nodes: Nodes,
-    asymptotes: Asymptotes | None = None,
+    row_means: Floats | None = None,
 ) -> Iterator[tuple[slice, Floats]]:
     """Yield R_nl in batches: a slice of rows, and their responsibilities, (n_rows, n_nodes).
 
     Parameters are as for `node_statistics`.
     """
-    tabulate = partial(_tabulate_items, weights, offsets, asymptotes)
-    yield from iter_curve_responsibilities(X, observed, tabulate, nodes)
-
-
-def iter_curve_responsibilities(
-    X: Values,
-    observed: Bits | None,
-    tabulate: CurveTable,
-    nodes: Nodes,
-    row_means: Floats | None = None,
-) -> Iterator[tuple[slice, Floats]]:
-    """Yield R_nl as `iter_responsibilities`, for values with other curves, and rows with priors."""
     n_nodes, padded = len(nodes.points), _pad_nodes(nodes)
-    coefficients = _design_coefficients(tabulate, padded, observed is not None, row_means)
+    coefficients = _design_coefficients(items, padded, observed is not None, row_means)
     for rows, _, scores, _ in _iter_batches(X, observed, coefficients, row_means):
         scores = scores[: rows.stop - rows.start, :n_nodes]
         yield rows, scores / scores.sum(axis=1, keepdims=True)
@@ -426,22 +398,11 @@ def _design_columns(points: Floats) -> Floats:
     return np.pad(powers, ((0, 0), (0, -powers.shape[1] % _TILE)))
 
 
-def _tabulate_items(
-    weights: Floats, offsets: Floats, asymptotes: Asymptotes | None, points: Floats
-) -> NodeCurves:
-    """Return the curves of binary items."""
-    eta = weights @ points.T + offsets[:, None]
-    if asymptotes is None:
-        return NodeCurves(eta, scipy.special.log_expit(-eta))
-    log_one, log_zero = compute_log_probabilities(eta, asymptotes.by_item)
-    return NodeCurves(log_one - log_zero, log_zero)
-
-
 def _design_coefficients(
-    tabulate: CurveTable, nodes: Nodes, masked: bool, row_means: Floats | None
+    items: HasCurves, nodes: Nodes, masked: bool, row_means: Floats | None
 ) -> Floats:
     """Return the coefficient of each design column at each node, (n_columns, n_nodes)."""
-    slopes, constants = tabulate(nodes.points)
+    slopes, constants = items.tabulate(nodes.points)
     # The log density of the prior N(m, I) is that of N(0, I) plus m·x − ½ m·m.
     own = [slopes] if row_means is None else [slopes, nodes.points.T]
     if masked:

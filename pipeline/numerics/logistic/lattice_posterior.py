@@ -22,12 +22,11 @@ from numpy.typing import NDArray
 
 from pipeline.numerics.intrinsics import wide_vectors
 from pipeline.numerics.logistic.centred_points import (
-    RowPosterior,
     TraitItems,
     find_posterior_modes,
     posterior_by_quadrature,
 )
-from pipeline.numerics.logistic.latent_nodes import MAX_COMPONENTS
+from pipeline.numerics.logistic.latent_nodes import MAX_COMPONENTS, RowPosterior
 from pipeline.numerics.logistic.lattice_nodes import (
     MAX_MEAN_REACH,
     SLOPE_SPACING,
@@ -102,8 +101,7 @@ def posterior_on_lattice(
     difficult = np.flatnonzero((error > _MAX_ERROR) | (np.abs(means) > mean_reach).any(axis=1))
     if difficult.size:
         others = posterior_by_quadrature(X[difficult], mask[difficult], items, means[difficult])
-        for values, part in zip(posterior, others, strict=True):
-            values[difficult] = part
+        posterior.put_rows(difficult, others)
     return posterior
 
 

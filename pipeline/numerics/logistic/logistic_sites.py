@@ -46,6 +46,7 @@ from scipy.special import expit, log_expit
 
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.numerics.intrinsics import wide_vectors
+from pipeline.numerics.logistic.latent_nodes import RowPosterior
 from pipeline.numerics.logistic.logistic_lanes import (
     FACTORS_PER_LOG,
     LANE_KERNEL_OPTIONS,
@@ -109,14 +110,6 @@ def _node_weights(spacing: float, n: int) -> tuple[float, ...]:
 # 1e-9 below 0.5, 1e-6 at 1, 5e-5 at 2 and 4e-3 at 5.
 _SPACING = 0.83
 _NODE_WEIGHTS = _node_weights(_SPACING, 5)
-
-
-class EPPosterior(NamedTuple):
-    """Each row's μ, (n_samples, q), C, (n_samples, q, q), and log P(t), (n_samples,)."""
-
-    mean: Floats
-    covariance: Floats
-    log_likelihood: Floats
 
 
 class TiltedMoments(NamedTuple):
@@ -239,13 +232,13 @@ def ep_e_step(
     return NewtonStatistics(gradient, curvature, moments, log_likelihood, rounds)
 
 
-def ep_posterior(X: Bits, observed: Bits | None, weights: Floats, offsets: Floats) -> EPPosterior:
+def ep_posterior(X: Bits, observed: Bits | None, weights: Floats, offsets: Floats) -> RowPosterior:
     """Compute the posterior of each row, with parameters as for `ep_e_step`.
 
     The bits of a row's result depend on that row and the model alone.
     """
     n, q, items = len(X), weights.shape[1], _make_items(weights, offsets)
-    out = EPPosterior(np.empty((n, q)), np.empty((n, q, q)), np.empty(n))
+    out = RowPosterior.make_empty(n, q)
     for rows in _iter_batches(n, max(_BATCH_ENTRIES // len(weights), 1)):
         batch = _match_sites(X, observed, rows, items)
         out.mean[rows], out.covariance[rows] = batch.mean.T, batch.covariance()

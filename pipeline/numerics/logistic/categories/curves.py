@@ -137,6 +137,27 @@ class LevelItems(NamedTuple):
         by_one, by_zero = binary_curves.differentiate_curves(eta, self.asymptotes.by_item)
         return np.stack([by_zero[0], by_one[0]], axis=1)[:, :, None]
 
+    def tabulate(self, points: Floats) -> NodeCurves:
+        """Return log P of the planes' bits at points: see the module and `NodeCurves`.
+
+        The curves of continuous items, which follow, are without the terms that nodes have in
+        common.
+        """
+        eta = self.compute_forms(points)
+        slopes, constants = np.empty_like(eta), np.zeros_like(eta)
+        for alike in iter_alike(self.n_planes):
+            if alike.planes.shape[1] == 1 and self.asymptotes is None:
+                planes = alike.planes[:, 0]
+                slopes[planes], constants[planes] = eta[planes], log_expit(-eta[planes])
+                continue
+            log_p = self.compute_log_probabilities(eta, alike)
+            slopes[alike.planes] = np.diff(log_p, axis=1)
+            constants[alike.planes[:, 0]] = log_p[:, 0]
+        if self.gaussians is None:
+            return NodeCurves(slopes, constants)
+        own_slopes, own_constants = self.gaussians.tabulate(points)
+        return NodeCurves(np.vstack([slopes, own_slopes]), np.vstack([constants, own_constants]))
+
 
 def number_planes(n_planes: Indices) -> Floats:
     """Return the number of each plane within its item, counted from 1, (n_planes,)."""
@@ -259,27 +280,6 @@ def sum_observed_curvature(counts: Floats, eta: Floats, is_cumulative: bool) -> 
         if j > 0:
             curvature[:, j, j] += counts[:, j] * bend[:, j - 1]
     return curvature
-
-
-def tabulate_levels(items: LevelItems, points: Floats) -> NodeCurves:
-    """Return log P of the planes' bits at points: see the module and `NodeCurves`.
-
-    The curves of continuous items, which follow, are without the terms that nodes have in common.
-    """
-    eta = items.compute_forms(points)
-    slopes, constants = np.empty_like(eta), np.zeros_like(eta)
-    for alike in iter_alike(items.n_planes):
-        if alike.planes.shape[1] == 1 and items.asymptotes is None:
-            planes = alike.planes[:, 0]
-            slopes[planes], constants[planes] = eta[planes], log_expit(-eta[planes])
-            continue
-        log_p = items.compute_log_probabilities(eta, alike)
-        slopes[alike.planes] = np.diff(log_p, axis=1)
-        constants[alike.planes[:, 0]] = log_p[:, 0]
-    if items.gaussians is None:
-        return NodeCurves(slopes, constants)
-    own_slopes, own_constants = items.gaussians.tabulate(points)
-    return NodeCurves(np.vstack([slopes, own_slopes]), np.vstack([constants, own_constants]))
 
 
 def compute_level_probabilities(items: LevelItems, points: Floats) -> Floats:

@@ -5,7 +5,6 @@ Rows share nodes, or have points of their own, or are integrated exactly; see `r
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +17,6 @@ from pipeline.numerics.logistic.categories.curves import (
     compute_log_probabilities,
     differentiate_levels,
     iter_alike,
-    tabulate_levels,
 )
 from pipeline.numerics.logistic.categories.gaussian_items import (
     ConditionalGaussians,
@@ -36,7 +34,7 @@ from pipeline.numerics.logistic.categories.row_posteriors import (
     take_rows,
 )
 from pipeline.numerics.logistic.categories.scores import LevelSums, extend_points
-from pipeline.numerics.logistic.latent_nodes import sum_node_statistics
+from pipeline.numerics.logistic.latent_nodes import node_statistics
 from pipeline.numerics.logistic.lattice_nodes import MAX_MEAN_REACH
 from pipeline.numerics.logistic.parameter_expansion import sum_trait_moments
 
@@ -123,10 +121,10 @@ def sum_level_statistics(
     own_X, own_mask = (
         (X, observed) if shared.size == n else take_rows(shared, X, observed, items, near)[:2]
     )
-    counts = sum_node_statistics(
+    counts = node_statistics(
         own_X,
         own_mask,
-        partial(tabulate_levels, items),
+        items,
         nodes.nodes,
         weights[shared],
         None if row_means is None else row_means[shared],

@@ -21,7 +21,7 @@ from pipeline.numerics.logistic.categories.curves import (
     count_levels_at_nodes,
     iter_alike,
 )
-from pipeline.numerics.logistic.categories.scores import HasMoments
+from pipeline.numerics.logistic.latent_nodes import RowPosterior
 
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
@@ -146,7 +146,7 @@ def sum_residuals(
     X: Answers,
     observed: Bits | None,
     items: LevelItems,
-    posterior: HasMoments,
+    posterior: RowPosterior,
     row_weights: Floats | None = None,
 ) -> dict[str, Floats]:
     """Sum the moments of the codes, and the squared residuals of each item at the codes."""

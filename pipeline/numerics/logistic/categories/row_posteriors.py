@@ -14,7 +14,6 @@ So outliers of continuous values, priors far from 0, and known items far from al
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,17 +28,17 @@ from pipeline.numerics.logistic.categories.curves import (
     count_item_levels,
     iter_alike,
     make_level_nodes,
-    tabulate_levels,
 )
 from pipeline.numerics.logistic.categories.gaussian_items import ConditionalGaussians
 from pipeline.numerics.logistic.centred_nodes import fill_row_curves
-from pipeline.numerics.logistic.centred_points import RowPosterior, TraitItems
+from pipeline.numerics.logistic.centred_points import TraitItems
 from pipeline.numerics.logistic.latent_nodes import (
     NodeChecks,
     Nodes,
+    RowPosterior,
     check_nodes,
-    compute_node_posterior,
     gauss_hermite,
+    node_posterior,
 )
 from pipeline.numerics.logistic.lattice_nodes import MAX_MEAN_REACH, find_mean_reach
 from pipeline.numerics.logistic.lattice_posterior import posterior_on_lattice
@@ -137,23 +136,6 @@ class SharedNodes(NamedTuple):
     def from_lattice(cls, nodes: Nodes, spacing: float) -> SharedNodes:
         """Return nodes that are equally spaced along the axes."""
         return cls(nodes, check_nodes(nodes, spacing), spacing)
-
-
-class LevelPosterior(NamedTuple):
-    """Moments of x given each row, log P(t_n) in nats, and which rows do not share nodes.
-
-    `mean` is (n_samples, q), `covariance` (n_samples, q, q), the others (n_samples,).
-    """
-
-    mean: Floats
-    covariance: Floats
-    log_likelihood: Floats
-    is_own: NDArray[np.bool_]
-
-    def take_rows(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> LevelPosterior:
-        """Return the rows of a mask, (n_samples,), or with some indices."""
-        moments = self.mean[rows], self.covariance[rows], self.log_likelihood[rows]
-        return LevelPosterior(*moments, self.is_own[rows])
 
 
 class OwnPoints(NamedTuple):
@@ -328,7 +310,7 @@ def compute_own_posterior(
     items: LevelItems,
     near: ConditionalGaussians,
     n_per_axis: int | None = None,
-) -> LevelPosterior:
+) -> RowPosterior:
     """Compute the moments of rows that do not share nodes; parameters as for `iter_own_points`."""
     mean: Floats = near.mean.copy()
     covariance = np.linalg.inv(near.precision).astype(np.float64)
@@ -339,7 +321,7 @@ def compute_own_posterior(
         distance, covariance[places] = points.compute_moments()
         mean[places] += distance
         log_likelihood[places] = points.log_likelihood
-    return LevelPosterior(mean, covariance, log_likelihood, np.ones(len(mean), np.bool_))
+    return RowPosterior(mean, covariance, log_likelihood)
 
 
 def find_level_rows(X: Answers, observed: Bits | None, items: LevelItems) -> NDArray[np.intp]:
@@ -369,7 +351,7 @@ def compute_level_node_posterior(
     shared: SharedNodes,
     row_means: Floats | None = None,
     n_per_axis: int | None = None,
-) -> LevelPosterior:
+) -> RowPosterior:
     """Compute the moments of the traits of each row, and its log-likelihood.
 
     Parameters
@@ -383,29 +365,21 @@ def compute_level_node_posterior(
     """
     near = condition_on_numbers(X, observed, items, row_means)
     is_own = find_own_rows(observed, items, near, shared.spacing)
-    n, q = near.mean.shape
-    result = LevelPosterior(np.empty((n, q)), np.empty((n, q, q)), np.empty(n), is_own)
+    result = RowPosterior.make_empty(*near.mean.shape)._replace(is_own=is_own)
     if (rows := np.flatnonzero(~is_own)).size:
         own_X, own_mask, *_ = take_rows(rows, X, observed, items, near)
         means = None if row_means is None else row_means[rows]
-        tabulate = partial(tabulate_levels, items)
-        posterior, is_outside = compute_node_posterior(
-            own_X, own_mask, tabulate, shared.nodes, means, shared.checks
-        )
-        for own, part in zip(result, posterior, strict=False):
-            own[rows] = part
-        is_own[rows] = is_outside
+        posterior = node_posterior(own_X, own_mask, items, shared.nodes, means, shared.checks)
+        result.put_rows(rows, posterior)
         result.log_likelihood[rows] += sum_common_terms(own_X, own_mask, items)
     if (rows := np.flatnonzero(is_own)).size:
         taken = take_rows(rows, X, observed, items, near)
-        own_rows = compute_own_posterior(*taken, n_per_axis)
-        for values, own_part in zip(result, own_rows, strict=True):
-            values[rows] = own_part
+        result.put_rows(rows, compute_own_posterior(*taken, n_per_axis))
     return result
 
 
 def sum_common_terms(X: Answers, observed: Bits | None, items: LevelItems) -> Floats:
-    """Return the terms of log p of each row that `tabulate_levels` leaves out, (n_samples,)."""
+    """Return the terms of log p of each row that `LevelItems.tabulate` leaves out, (n_samples,)."""
     if items.gaussians is None:
         return np.zeros(len(X))
     n = len(items.offsets)
@@ -442,4 +416,4 @@ def compute_row_posterior(
             compute_level_node_posterior(X, observed, items, shared, row_means, n_per_axis)
         )
     error = np.abs(posteriors[0].log_likelihood - posteriors[1].log_likelihood)
-    return RowPosterior(*posteriors[0][:3], error)
+    return posteriors[0]._replace(standard_error=error)

@@ -30,9 +30,8 @@ to 3 traits; `logistic_sites` computes s_n of binary items for any number.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import combinations_with_replacement
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
@@ -59,7 +58,6 @@ from pipeline.numerics.logistic.categories.curves import (
     iter_alike,
     sum_form_scores,
     sum_observed_curvature,
-    tabulate_levels,
 )
 from pipeline.numerics.logistic.categories.gaussian_items import (
     GaussianSums,
@@ -74,8 +72,9 @@ from pipeline.numerics.logistic.categories.row_posteriors import (
 )
 from pipeline.numerics.logistic.latent_nodes import (
     Nodes,
+    RowPosterior,
     gauss_hermite,
-    iter_curve_responsibilities,
+    iter_responsibilities,
 )
 
 Bits = NDArray[np.uint8]
@@ -102,18 +101,6 @@ _MIN_SHARE, _MIN_MEAN = 1e-6, 4.0  # of the variance of a prior; of its mean
 _MIN_VARIANCE, _RIDGE = 1e-6, 1e-10
 
 
-class HasMoments(Protocol):
-    """Moments of the posteriors of rows."""
-
-    @property
-    def mean(self) -> Floats:
-        """Means, (n_samples, q)."""
-
-    @property
-    def covariance(self) -> Floats:
-        """Covariances, (n_samples, q, q)."""
-
-
 class RowRegression(NamedTuple):
     """Priors N(Θᵀz_n, I) of the rows; parameters Θ come after those of the items, row by row.
 
@@ -135,7 +122,7 @@ class RowRegression(NamedTuple):
         return RowRegression(self.covariates[rows], self.means[rows])
 
 
-def leave_out_saturated(regression: RowRegression, posterior: HasMoments) -> RowRegression:
+def leave_out_saturated(regression: RowRegression, posterior: RowPosterior) -> RowRegression:
     """Return the rows with covariates of 0 where values tell nothing about x.
 
     The posterior of a row whose prior mean is far from 0 may be its prior. Then the row tells
@@ -454,7 +441,7 @@ def sum_scores(
     X: Answers,
     observed: Bits | None,
     items: LevelItems,
-    posterior: HasMoments,
+    posterior: RowPosterior,
     jacobian: scipy.sparse.csr_array,
     *,
     nodes: Nodes | None = None,
@@ -562,8 +549,7 @@ def _sum_binary_nodes(rows: _Rows, items: LevelItems, nodes: Nodes, totals: _Tot
     squares = np.stack([z[:, a] * z[:, b] for a, b in pairs], axis=1)
     ones, mass = np.zeros((n_features, len(z))), np.zeros(len(z))
     moments = np.zeros((len(pairs), n_features, n_features))
-    tabulate = partial(tabulate_levels, items)
-    for part, shares in iter_curve_responsibilities(rows.X, None, tabulate, nodes):
+    for part, shares in iter_responsibilities(rows.X, None, items, nodes):
         own = rows.take(part)
         bits = own.X.astype(np.float64)
         expected_squares = shares @ squares
@@ -780,7 +766,7 @@ def sum_block_scores(
     X: Answers,
     observed: Bits | None,
     items: LevelItems,
-    posterior: HasMoments,
+    posterior: RowPosterior,
     directions: Floats,
     row_weights: Floats | None = None,
 ) -> BlockScores:
@@ -1009,8 +995,7 @@ def _iter_shares(
     """Yield rows and their responsibilities, many rows at a time."""
     parts: list[Floats] = []
     start, n_rows = 0, min(_MAX_ROWS, _MAX_SHARES // len(nodes.points))
-    tabulate = partial(tabulate_levels, items)
-    for rows, shares in iter_curve_responsibilities(X, observed, tabulate, nodes, row_means):
+    for rows, shares in iter_responsibilities(X, observed, items, nodes, row_means):
         parts.append(shares)
         if rows.stop - start >= n_rows or rows.stop == len(X):
             yield slice(start, rows.stop), np.concatenate(parts)

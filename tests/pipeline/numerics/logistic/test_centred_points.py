@@ -139,8 +139,9 @@ def test_items_of_any_slope_are_integrated_rightly(
 def test_rows_with_edges_do_not_hang_on_their_neighbours_either() -> None:
     X, items = with_edges(40, 2, (50.0, 30.0))
     whole, some = posterior_by_quadrature(X, None, items), np.array([0, 5, 6, 11])
-    for expected, got in zip(whole, posterior_by_quadrature(X[some], None, items), strict=True):
-        assert got.tobytes() == expected[some].tobytes()
+    part = posterior_by_quadrature(X[some], None, items)
+    for expected, got in zip(whole.take_rows(some), part, strict=True):
+        assert got.tobytes() == expected.tobytes()
 
 
 @pytest.mark.matrix
@@ -203,8 +204,8 @@ def test_a_row_does_not_hang_on_its_neighbours() -> None:
         posterior_by_sampling(X[some], observed[some], items, RowRandom(1), rows[some]),
     ]
     for all_of_them, a_few in zip(whole, part, strict=True):
-        for expected, got in zip(all_of_them, a_few, strict=True):
-            assert got.tobytes() == expected[some].tobytes()
+        for expected, got in zip(all_of_them.take_rows(some), a_few, strict=True):
+            assert got.tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("slope", [1e-8, 100.0, 1e5])

@@ -20,9 +20,10 @@ from scipy.stats import norm
 
 from pipeline.errors import FitError
 from pipeline.executors.base import limit_blas_threads
+from pipeline.numerics.logistic.categories.curves import LevelItems
 from pipeline.numerics.logistic.latent_nodes import (
-    NodePosterior,
     Nodes,
+    RowPosterior,
     draw_nodes,
     gauss_hermite,
     node_posterior,
@@ -38,8 +39,15 @@ class Problem(NamedTuple):
 
     X: NDArray[np.uint8]
     observed: NDArray[np.uint8] | None
-    weights: Floats
-    offsets: Floats
+    items: LevelItems
+
+    @property
+    def weights(self) -> Floats:
+        return self.items.weights
+
+    @property
+    def offsets(self) -> Floats:
+        return self.items.offsets
 
     def rows(self, at) -> Problem:
         observed = None if self.observed is None else self.observed[at]
@@ -52,7 +60,8 @@ def random_problem(seed, n_samples, n_features, n_components, masked, scale=1.0)
     offsets = rng.standard_normal(n_features)
     p = expit(rng.standard_normal((n_samples, n_components)) @ weights.T + offsets)
     observed = (rng.random(p.shape) < 0.8).astype(np.uint8) if masked else None
-    return Problem((rng.random(p.shape) < p).astype(np.uint8), observed, weights, offsets)
+    items = LevelItems.from_binary(weights, offsets)
+    return Problem((rng.random(p.shape) < p).astype(np.uint8), observed, items)
 
 
 def likelihood(problem: Problem, n: int, x) -> float:
@@ -263,10 +272,10 @@ def test_the_bytes_of_a_row_do_not_depend_on_its_company(n_features, nodes, mask
         whole = node_posterior(*problem, nodes)
         for rows in chosen:
             part = node_posterior(*problem.rows(rows), nodes)
-            assert_same_bytes(part, NodePosterior(*(field[rows] for field in whole)))
+            assert_same_bytes(part, whole.take_rows(rows))
 
 
-def assert_same_bytes(posterior: NodePosterior, expected: NodePosterior) -> None:
+def assert_same_bytes(posterior: RowPosterior, expected: RowPosterior) -> None:
     for field, other in zip(posterior, expected, strict=True):
         assert field.tobytes() == np.ascontiguousarray(other).tobytes()
 

@@ -7,6 +7,7 @@ import pytest
 from scipy.special import expit, log_expit, logsumexp
 from scipy.stats import norm
 
+from pipeline.numerics.logistic.categories.curves import LevelItems
 from pipeline.numerics.logistic.centred_nodes import centred_e_step
 from pipeline.numerics.logistic.centred_points import TraitItems, posterior_by_quadrature
 from pipeline.numerics.logistic.latent_nodes import Nodes, node_statistics
@@ -35,7 +36,7 @@ def test_sums_are_those_of_a_dense_grid(q):
     points = np.stack(np.meshgrid(*[axis] * q, indexing="ij"), axis=-1).reshape(-1, q)
     nodes = Nodes(points, q * np.log(SPACING[q]) + norm.logpdf(points).sum(axis=1))
     dense, sums = (
-        node_statistics(X, None, weights, offsets, nodes),
+        node_statistics(X, None, LevelItems.from_binary(weights, offsets), nodes),
         lattice_e_step(X, None, weights, offsets),
     )
     extended = np.column_stack([nodes.points, np.ones(len(nodes.points))])
@@ -147,8 +148,8 @@ def test_a_row_has_the_same_codes_whatever_the_other_rows():
     items, some = TraitItems(weights, offsets), np.array([0, 4, 30])
     whole = posterior_on_lattice(X, observed, items)
     parts = [posterior_on_lattice(X[n : n + 1], observed[n : n + 1], items) for n in some]
-    for values, *ones in zip(whole, *parts, strict=True):
-        np.testing.assert_array_equal(values[some], np.concatenate(ones))
+    for values, *ones in zip(whole.take_rows(some), *parts, strict=True):
+        np.testing.assert_array_equal(values, np.concatenate(ones))
     none = posterior_on_lattice(X[:0], observed[:0], items)
     assert none.covariance.shape == (0, 3, 3)
 

@@ -11,6 +11,7 @@ from scipy.special import expit, log_expit, logit
 from sklearn.linear_model import LogisticRegression
 
 from pipeline.errors import FitError
+from pipeline.numerics.logistic.categories.curves import LevelItems
 from pipeline.numerics.logistic.latent_nodes import (
     Nodes,
     draw_nodes,
@@ -269,7 +270,7 @@ def em(X, nodes: Nodes, n_iterations: int, equal_slopes=False) -> tuple[Logistic
     weights = np.eye(X.shape[1], nodes.points.shape[1]) + 0.5
     offsets, history = logit(X.mean(axis=0)), []
     for _ in range(n_iterations):
-        statistics = node_statistics(X, None, weights, offsets, nodes)
+        statistics = node_statistics(X, None, LevelItems.from_binary(weights, offsets), nodes)
         history.append(statistics.log_likelihood)
         fit = logistic_m_step(
             *(nodes.points, statistics.ones, statistics.mass, weights, offsets),

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from pipeline.numerics.logistic.centred_points import (
-    RowPosterior,
     TraitItems,
     posterior_by_quadrature,
 )
+from pipeline.numerics.logistic.latent_nodes import RowPosterior
 from pipeline.numerics.logistic.logistic_sites import ep_e_step, ep_posterior
 from pipeline.numerics.logistic.newton_step import NewtonStatistics, take_newton_step
 

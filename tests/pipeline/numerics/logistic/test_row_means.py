@@ -9,6 +9,7 @@ import pytest
 import scipy
 from numpy.typing import NDArray
 
+from pipeline.numerics.logistic.categories.curves import LevelItems
 from pipeline.numerics.logistic.categories.scores import RowRegression
 from pipeline.numerics.logistic.centred_nodes import centred_e_step
 from pipeline.numerics.logistic.centred_points import TraitItems, posterior_by_quadrature
@@ -71,7 +72,9 @@ def integrate(X: Any, observed: Any, weights: Floats, offsets: Floats, means: Fl
 
 def run_on_nodes(*arguments: Any, row_means: Floats) -> Any:
     rule = gauss_hermite(41, arguments[2].shape[1])
-    return node_statistics(*arguments[:4], rule, arguments[4], row_means=row_means)
+    X, observed, weights, offsets, row_weights = arguments
+    items = LevelItems.from_binary(weights, offsets)
+    return node_statistics(X, observed, items, rule, row_weights, row_means)
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -141,7 +144,7 @@ def test_scores_agree_with_a_fine_grid(q: int, n_features: int) -> None:
         mean = share[used] @ score
         products += ROW_WEIGHTS[n] * np.outer(mean, mean)
         spread += ROW_WEIGHTS[n] * score.T @ (share[used, None] * score)
-    items = TraitItems(weights, offsets)
+    items = LevelItems.from_binary(weights, offsets)
     found = sum_binary_scores(X, observed, items, expected, None, ROW_WEIGHTS, regression)
     for total, own in ((products, found.products), (spread, found.spread)):
         scale = np.sqrt(np.diag(total))

@@ -48,7 +48,9 @@ def draw_rows(q: int, masked: bool) -> tuple[Bits, Bits | None, Floats, Floats]:
 
 
 def on_nodes(X: Bits, observed: Bits | None, w: Floats, b: Floats, r: Floats | None) -> Sums:
-    return node_statistics(X, observed, w, b, gauss_hermite(9, w.shape[1]), r)._asdict()
+    return node_statistics(
+        X, observed, LevelItems.from_binary(w, b), gauss_hermite(9, w.shape[1]), r
+    )._asdict()
 
 
 def on_lattice(X: Bits, observed: Bits | None, w: Floats, b: Floats, r: Floats | None) -> Sums:
@@ -78,7 +80,9 @@ def products_by_sites(
 
 def scores(X: Bits, observed: Bits | None, w: Floats, b: Floats, r: Floats | None) -> Sums:
     posterior = posterior_on_lattice(X, observed, TraitItems(w, b))
-    return sum_binary_scores(X, observed, TraitItems(w, b), posterior, None, r)._asdict()
+    return sum_binary_scores(
+        X, observed, LevelItems.from_binary(w, b), posterior, None, r
+    )._asdict()
 
 
 def block_scores(X: Bits, observed: Bits | None, w: Floats, b: Floats, r: Floats | None) -> Sums:
@@ -90,8 +94,9 @@ def block_scores(X: Bits, observed: Bits | None, w: Floats, b: Floats, r: Floats
 
 def scores_on_nodes(X: Bits, _: Bits | None, w: Floats, b: Floats, r: Floats | None) -> Sums:
     nodes = gauss_hermite(9, w.shape[1])
-    posterior = node_posterior(X, None, w, b, nodes)
-    return sum_binary_scores(X, None, TraitItems(w, b), posterior, nodes, r)._asdict()
+    items = LevelItems.from_binary(w, b)
+    posterior = node_posterior(X, None, items, nodes)
+    return sum_binary_scores(X, None, items, posterior, nodes, r)._asdict()
 
 
 def moments(X: Bits, observed: Bits | None, w: Floats, b: Floats, r: Floats | None) -> Sums:

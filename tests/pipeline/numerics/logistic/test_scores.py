@@ -17,12 +17,10 @@ from pipeline.numerics.logistic.categories.curves import (
     make_level_nodes,
 )
 from pipeline.numerics.logistic.categories.row_posteriors import (
-    LevelPosterior,
     SharedNodes,
     compute_level_node_posterior,
 )
 from pipeline.numerics.logistic.categories.scores import (
-    HasMoments,
     RowRegression,
     RowScoreSums,
     place_asymptotes,
@@ -31,6 +29,7 @@ from pipeline.numerics.logistic.categories.scores import (
 from pipeline.numerics.logistic.centred_points import TraitItems
 from pipeline.numerics.logistic.latent_nodes import (
     Nodes,
+    RowPosterior,
     gauss_hermite,
     iter_responsibilities,
     node_posterior,
@@ -52,20 +51,19 @@ ASYMPTOTES = Asymptotes(np.array([0.2, 0.1, 0.15]), np.array([0.05, 0.3, 0.1]))
 def sum_binary_scores(
     X: Bits,
     observed: Bits | None,
-    items: TraitItems,
-    posterior: HasMoments,
+    items: LevelItems,
+    posterior: RowPosterior,
     nodes: Nodes | None = None,
     row_weights: Floats | None = None,
     regression: RowRegression | None = None,
 ) -> RowScoreSums:
     """Return the sums about all weights and offsets of binary items, and about Θ."""
-    weights, offsets = items
-    size, q = weights.size + len(offsets), weights.shape[1]
+    size, q = items.to_forms().size, items.weights.shape[1]
     size += 0 if regression is None else regression.covariates.shape[1] * q
     return sum_scores(
         X,
         observed,
-        LevelItems.from_binary(weights, offsets),
+        items,
         posterior,
         scipy.sparse.eye_array(size, format="csr"),
         nodes=nodes,
@@ -90,7 +88,9 @@ def test_they_are_the_derivatives(q: int, n_features: int, masked: bool) -> None
 
     def log_likelihood(at: Floats) -> Floats:
         w = at.reshape(n_features, q + 1)
-        return node_posterior(X, observed, w[:, :q], w[:, q], nodes).log_likelihood
+        return node_posterior(
+            X, observed, LevelItems.from_binary(w[:, :q], w[:, q]), nodes
+        ).log_likelihood
 
     def moved(*places: tuple[int, float]) -> Floats:
         at = packed.copy()
@@ -116,11 +116,11 @@ def test_they_are_the_derivatives(q: int, n_features: int, masked: bool) -> None
         )
         / (20 * h) ** 2
     )
-    posterior = node_posterior(X, observed, weights, offsets, nodes)
-    items = TraitItems(weights, offsets)
+    items = LevelItems.from_binary(weights, offsets)
+    posterior = node_posterior(X, observed, items, nodes)
     found = sum_binary_scores(X, observed, items, posterior)
     np.testing.assert_allclose(found.products, scores.T @ scores, rtol=0, atol=0.01)
-    mass = node_statistics(X, observed, weights, offsets, nodes).mass
+    mass = node_statistics(X, observed, items, nodes).mass
     z = np.column_stack([nodes.points, np.ones(len(nodes.points))])
     sigma = expit(weights @ nodes.points.T + offsets[:, None])
     curvature = block_diag(*np.einsum("il,la,lb->iab", mass * sigma * (1 - sigma), z, z))
@@ -143,9 +143,10 @@ def test_rows_on_nodes_have_the_spread_of_their_responsibilities(q: int) -> None
     z = np.column_stack([nodes.points, np.ones(len(nodes.points))])
     left = X[:, None] - expit(nodes.points @ weights.T + offsets)
     scores = np.einsum("nli,la->nlia", left, z).reshape(len(X), len(z), -1)
-    (_, shares), *_ = iter_responsibilities(X, None, weights, offsets, nodes)
-    posterior = node_posterior(X, None, weights, offsets, nodes)
-    found = sum_binary_scores(X, None, TraitItems(weights, offsets), posterior, nodes)
+    items = LevelItems.from_binary(weights, offsets)
+    (_, shares), *_ = iter_responsibilities(X, None, items, nodes)
+    posterior = node_posterior(X, None, items, nodes)
+    found = sum_binary_scores(X, None, items, posterior, nodes)
     spread = np.einsum("nl,nlp,nlr->pr", shares, scores, scores)
     mean = np.einsum("nl,nlp->np", shares, scores)
     np.testing.assert_allclose(found.spread, spread, rtol=1e-10, atol=1e-10)
@@ -164,8 +165,9 @@ def test_scores_of_many_features_are_those_of_a_dense_grid(q: int) -> None:
     points = np.stack(np.meshgrid(*[axis] * q, indexing="ij"), axis=-1).reshape(-1, q)
     log_density = -0.5 * (points**2).sum(axis=1)
     nodes = Nodes(points, log_density - logsumexp(log_density))
-    posterior = node_posterior(X, observed, weights, offsets, nodes)
-    found = sum_binary_scores(X, observed, TraitItems(weights, offsets), posterior)
+    items = LevelItems.from_binary(weights, offsets)
+    posterior = node_posterior(X, observed, items, nodes)
+    found = sum_binary_scores(X, observed, items, posterior)
     z, sigma = np.column_stack([points, np.ones(len(points))]), expit(points @ weights.T + offsets)
     spread = np.zeros_like(found.spread)
     for row, mask in zip(X, observed, strict=True):
@@ -185,7 +187,7 @@ def test_a_posterior_with_all_mass_on_one_point_has_finite_scores() -> None:
     X = (rng.random((10, 120)) < 0.5).astype(np.uint8)
     posterior = posterior_on_lattice(X, None, TraitItems(weights, offsets))
     posterior.covariance[:] = 1e4 * np.eye(2)  # so that the other points are far away
-    found = sum_binary_scores(X, None, TraitItems(weights, offsets), posterior)
+    found = sum_binary_scores(X, None, LevelItems.from_binary(weights, offsets), posterior)
     assert all(np.isfinite(values).all() for values in found)
 
 
@@ -212,7 +214,9 @@ def test_products_of_scores_are_those_of_the_derivatives(
     packed = np.column_stack([weights, offsets])
 
     def log_likelihood(at: Floats) -> Floats:
-        return node_posterior(X, observed, at[:, :q], at[:, q], nodes).log_likelihood
+        return node_posterior(
+            X, observed, LevelItems.from_binary(at[:, :q], at[:, q]), nodes
+        ).log_likelihood
 
     scores = np.empty((len(X), *packed.shape))
     for place in np.ndindex(packed.shape):
@@ -278,7 +282,7 @@ def test_few_items_with_covariates_have_the_errors_of_a_numerical_hessian() -> N
     X = X.reshape(n, -1).astype(np.uint8)
     shared = SharedNodes.from_lattice(*make_level_nodes(make_items(at), 0.5, 4.0))
 
-    def integrate(free: np.ndarray) -> LevelPosterior:
+    def integrate(free: np.ndarray) -> RowPosterior:
         means = covariates * free[-1]
         return compute_level_node_posterior(X, None, make_items(free), shared, means)
 
@@ -312,7 +316,7 @@ def test_sums_with_asymptotes_are_those_of_loops(is_masked: bool) -> None:
         X,
         observed,
         items,
-        node_posterior(X, observed, SLOPES, OFFSETS, nodes, ASYMPTOTES),
+        node_posterior(X, observed, items, nodes),
         scipy.sparse.csr_array(jacobian),
         nodes=nodes,
         row_weights=row_weights,
