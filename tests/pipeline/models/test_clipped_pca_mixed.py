@@ -1,4 +1,4 @@
-"""Clipped PCA with continuous features, against R's polycor and brute force."""
+"""Clipped PCA with levels and continuous features, against R's lavaan, polycor and brute force."""
 
 from __future__ import annotations
 
@@ -32,17 +32,21 @@ def fit_rows(X: Floats, counts: Sequence[int] = COUNTS, **settings: Any) -> FitS
     return fit_model(make_model(ClippedPCA, counts, **settings), rows, SerialExecutor())
 
 
-def compute_codes(params: ClippedPCAParams, X: Floats) -> dict[str, NDArray[Any]]:
-    return dict(ClippedPCA().transform(params, make_data(X, COUNTS).pack(), RowRandom(0)))
+def compute_codes(
+    params: ClippedPCAParams, X: Floats, counts: Sequence[int] = COUNTS
+) -> dict[str, NDArray[Any]]:
+    return dict(ClippedPCA().transform(params, make_data(X, counts).pack(), RowRandom(0)))
 
 
-def draw_rows(n_rows: int, seed: int, missing: float = 0.0) -> tuple[Floats, Floats]:
+def draw_rows(
+    n_rows: int, seed: int, missing: float = 0.0, counts: Sequence[int] = COUNTS
+) -> tuple[Floats, Floats]:
     """Draw rows of two factors, and return them with the loadings."""
-    rng, n = np.random.default_rng(seed), len(COUNTS)
+    rng, n = np.random.default_rng(seed), len(counts)
     loadings = np.column_stack([np.linspace(0.5, 0.75, n), 0.4 * (-1.0) ** np.arange(n)])
     X = rng.standard_normal((n_rows, 2)) @ loadings.T
     X += np.sqrt(1 - (loadings**2).sum(axis=1)) * rng.standard_normal(X.shape)
-    for i, k in enumerate(COUNTS):
+    for i, k in enumerate(counts):
         if k:
             X[:, i] = np.searchsorted(np.linspace(-1, 1.2, k + 1)[1:-1], X[:, i])
     X[rng.random(X.shape) < missing] = np.nan
@@ -276,3 +280,70 @@ def test_constant_features_are_named_and_kept_on_request() -> None:
     X[:, 3] = np.nan
     missing = compute_codes(state.params, X)["mean"]
     assert_allclose(codes, missing, atol=1e-12)
+
+
+def test_correlations_thresholds_and_errors_agree_with_lavaan() -> None:
+    with find_reference("data/bfi6_complete.csv").open() as file:
+        header, *lines = csv.reader(file)
+    X = np.array(lines, np.float64) - 1
+    params = fit_rows(X, [6] * 6, n_components=2).params
+    with find_reference("08_polychoric_mixed/bfi6_polychoric.csv").open() as file:
+        pairs = list(csv.DictReader(file))
+    assert len(pairs) == 15
+    for row in pairs:
+        pair = header.index(row["i"]), header.index(row["j"])
+        assert params.correlation[pair] == pytest.approx(float(row["exact_two_step"]), abs=1e-7)
+        # lavaan divides by n − 1.
+        error = float(row["lavaan_se"]) * np.sqrt(1 - 1 / len(X))
+        assert params.correlation_error[pair] == pytest.approx(error, rel=2e-6)
+    with find_reference("08_polychoric_mixed/bfi6_thresholds.csv").open() as file:
+        thresholds = list(csv.DictReader(file))
+    assert_allclose(params.thresholds, [float(row["est"]) for row in thresholds], atol=1e-9)
+    assert_allclose(params.thresholds_error, [float(row["se"]) for row in thresholds], rtol=2e-4)
+
+
+def test_binary_features_among_others_have_the_numbers_of_binary_data() -> None:
+    counts = [2, 2, 2, 2, 3]
+    X, _ = draw_rows(700, 22, 0.2, counts)
+    mixed = fit_rows(X, counts, n_components=1).params
+    binary = fit_rows(X[:, :4], [2] * 4, n_components=1).params
+    assert binary.n_levels is None
+    for name in ("correlation", "correlation_error"):
+        assert_allclose(getattr(mixed, name)[:4, :4], getattr(binary, name), atol=1e-10)
+    assert_array_equal(mixed.thresholds[:4], binary.thresholds)
+    plain = replace(binary, loadings=np.linspace(0.3, 0.8, 4)[:, None])
+    leveled = replace(plain, n_levels=np.full(4, 2))
+    codes = [compute_codes(params, X[:, :4], [2] * 4) for params in (plain, leveled)]
+    for name in ("mean", "variance", "converged"):
+        assert_allclose(codes[1][name], codes[0][name], atol=1e-9)
+
+
+def test_merged_levels_are_fitted_as_levels_that_never_were_apart() -> None:
+    """An empty level is one that was merged: it changes the thresholds' number only."""
+    counts = [2, 3, 4, 5, 3, 2, 4, 3]
+    X, _ = draw_rows(900, 6, counts=counts)
+    merged = X.copy()
+    merged[:, 2] -= X[:, 2] >= 2  # the second and third level
+    apart = merged.copy()
+    apart[:, 2] += merged[:, 2] >= 2  # as if a level between them were empty
+    fewer = [3 if i == 2 else k for i, k in enumerate(counts)]
+    plain = fit_rows(merged, fewer, n_components=2)
+    empty = fit_rows(apart, counts, n_components=2)
+    assert plain.warnings == ()
+    (warning,) = empty.warnings
+    assert warning.render() == (
+        "no row has some levels of these features, so the fit gives these levels a probability of "
+        "0 or nearly 0: 'q2'"
+    )
+    for name in ("correlation", "correlation_error", "loadings", "eigenvalues"):
+        expected = getattr(plain.params, name)
+        assert_allclose(getattr(empty.params, name), expected, atol=1e-12, err_msg=name)
+    start = sum(fewer[:2]) - 2
+    twice = np.insert(plain.params.thresholds, start + 1, plain.params.thresholds[start + 1])
+    assert_array_equal(empty.params.thresholds, twice)
+    # A row with the empty level tells that the latent is at the threshold.
+    row = apart[:1].copy()
+    row[0, 2] = 2
+    codes = compute_codes(empty.params, row, counts)
+    assert codes["converged"].all()
+    assert np.isfinite(codes["mean"]).all()

@@ -1,4 +1,4 @@
-"""Binary ICA by likelihood with continuous features: scores, densities, recovery, stages."""
+"""Binary ICA by likelihood with levels and continuous features: scores, densities, recovery."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from numpy.testing import assert_allclose
 
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
-from pipeline.fitting.loop import (
-    fit_model,
-)
+from pipeline.fitting.loop import fit_model
 from pipeline.models.binary_ica import BinaryICALikelihood
+from pipeline.models.binary_ica.level_gaps import join_level_offsets, split_level_offsets
 from pipeline.models.binary_ica.scoring_steps import BinaryICALikelihoodParams
 from pipeline.models.state import FitState
 from pipeline.numerics.metrics import mean_cosine_similarity
@@ -140,6 +139,9 @@ def test_the_fit_is_more_likely_than_the_truth() -> None:
         totals.append(sum(sums))
     assert totals[0] > totals[1]
     assert totals[0] == pytest.approx(state.history[-1] * len(X), abs=1e-3)
+    errors = state.params.level_offsets - true_params.level_offsets
+    errors /= state.params.level_offsets_error
+    assert 0.4 < np.sqrt((errors**2).mean()) < 1.8
 
 
 def test_units_do_not_matter() -> None:
@@ -163,3 +165,23 @@ def test_features_that_cannot_be_fitted_are_refused_by_name() -> None:
     X[:, 2] = 7.0
     with pytest.raises(FitError, match="These features are constant: 'q2'"):
         fit_likelihood(X)
+    X, _ = draw_rows(1, 9, n_rows=50)
+    X[:, 4] = 2
+    with pytest.raises(FitError, match="within no usable segment: 'q4'"):
+        fit_likelihood(X)
+
+
+def test_empty_levels_are_warned_of_by_feature() -> None:
+    X, _ = draw_rows(2, 9, n_rows=50)
+    X[X[:, 4] == 2, 4] = 1
+    state = fit_likelihood(X, max_iter=1)
+    assert [w.features for w in state.warnings if "no row has some levels" in w.text] == [("q4",)]
+
+
+def test_offsets_are_means_and_gaps_and_back() -> None:
+    n_levels = np.array([2, 4, 3, 2])
+    offsets = np.array([0.3, 2.0, 1.0, -0.5, 0.7, 0.1, -2.0])
+    means, log_gaps = split_level_offsets(offsets, n_levels)
+    assert_allclose(means, [0.3, 2.5 / 3, 0.4, -2.0])
+    assert_allclose(np.exp(log_gaps), [1.0, 1.5, 0.6])
+    assert_allclose(join_level_offsets(means, log_gaps, n_levels), offsets)
