@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -20,8 +19,6 @@ from tests.conformance.checks import assert_same, params_of
 from tests.conformance.facts import Facts
 from tests.conformance.rows import SERIAL, fitted, masked_probit, probit
 from tests.support.strategies import DenseData, make_memory_blocks, make_memory_rows
-
-Arrays = Mapping[str, NDArray[Any]]
 
 _COUNTS = ("n_rows", "rows", "weights", "weight_unit")
 _NUMBERS_OF_ROWS = (
@@ -88,22 +85,6 @@ def test_integer_weights_equal_repeated_rows(facts: Facts, masked: bool) -> None
             for name in rounded:
                 scale = np.abs(other[name]).max()
                 np.testing.assert_allclose(part[name], other[name], atol=1e-6 * scale)
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_rows_of_weight_0_are_absent(facts: Facts, masked: bool) -> None:
-    skip_unless_used(facts, "frequency")
-    data = make_weighted_rows(facts, masked)
-    assert data.weights is not None
-    ones_and_zeros = replace(data, weights=np.minimum(data.weights, 1))
-    absent = replace(data, weights=None, keep=data.weights > 0)
-    for state in list_states(facts):
-        for part, other in zip(
-            summarize_rows(facts, ones_and_zeros, state),
-            summarize_rows(facts, absent, state),
-            strict=True,
-        ):
-            assert_same(part, other, rtol=1e-12)
 
 
 @pytest.mark.parametrize("masked", [False, True])

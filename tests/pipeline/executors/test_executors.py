@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import subprocess
@@ -35,7 +34,6 @@ from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
 from pipeline.passes.map_reduce import CHUNKS_PER_GROUP
-from pipeline.statistics.counts import PairCounts
 from storage.dataset.dataset import BinaryDataset
 from tests.support.clusters import DeadlyReader, EndlessTask, LoggedReader, SlowReader
 from tests.support.data import draw_probit_rows, make_test_row_source, write_arrays
@@ -157,24 +155,6 @@ def test_the_scheduler_saw_every_chunk_on_a_worker(dataset, three_workers):
     assert {worker for _, worker, _ in done} == set(three_workers.scheduler_info()["workers"])
     folded = sum(array.nbytes for array in counts.to_arrays().values())
     assert max(nbytes for _, _, nbytes in record.done) <= folded + 4096
-
-
-@pytest.mark.matrix
-def test_the_client_holds_few_partial_results(tmp_path, three_workers):
-    """No more than a tree merge needs, log2 of their number, whatever waits on the workers."""
-    X, _ = draw_probit_rows(500 * 64, 8, 3, seed=1)
-    rows = make_test_row_source(write_arrays(tmp_path / "d.zarr", X, words_per_chunk=1))
-    held: list[int] = []
-
-    def count(label: str, done: int, total: int, n_rows: int) -> None:
-        if done % 5 == 4:
-            held.append(sum(isinstance(found, PairCounts) for found in gc.get_objects()))
-
-    before = sum(isinstance(found, PairCounts) for found in gc.get_objects())
-    executor = DaskExecutor(three_workers)
-    collect_pass_statistics(ClippedPCA(), FitState(None), rows, executor, seed=0, progress=count)
-    assert len(held) == 12
-    assert max(held) - before <= np.log2(500 / CHUNKS_PER_GROUP) + 3
 
 
 def test_what_nobody_waits_for_is_stopped(three_workers, tmp_path):

@@ -6,10 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
-import latentbits as lb
 from pipeline.data.features import make_binary_features
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.linkage import collect_linkage, warn_about_unlinked_features
@@ -79,14 +77,6 @@ def test_groups_without_common_parameters_need_no_link() -> None:
     assert list_unlinked(complete, groups, invariance="configural") == ()
     complete[:20] = make_forms()[:20]
     assert list_unlinked(complete, groups, invariance="configural") == ("e", "f")
-
-
-@pytest.mark.parametrize("model", ["latent-trait", "bernoulli-mixture"])
-def test_a_fit_warns(model: str) -> None:
-    X = np.random.default_rng(0).integers(0, 2, (400, 6)).astype(np.float64)
-    X[np.tile(~make_forms(), (10, 1))] = np.nan
-    warnings = lb.fit(X, model, components=1 if model == "latent-trait" else 2).warnings
-    assert sum("2 parts without a common row" in w and "'f4', 'f5'" in w for w in warnings) == 1
 
 
 def test_later_chunks_are_only_read_if_the_first_does_not_link_all() -> None:

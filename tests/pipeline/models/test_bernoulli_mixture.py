@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +14,6 @@ from scipy.special import expit, log_softmax, logit, logsumexp
 
 import latentbits as lb
 from pipeline.data.blocks import pack_block
-from pipeline.data.weights import WeightKind
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import collect_pass_statistics, fit_model
@@ -287,24 +285,6 @@ def test_both_forms_of_errors_are_those_of_polca(errors: Literal["louis"], colum
             else:
                 found = params.errors.probabilities_error[k, "ABCDEFG".index(line["variable"])]
             assert found == pytest.approx(float(line[column]), rel=0.01), line
-
-
-@pytest.mark.parametrize("kind", ["frequency", "sampling"])
-@pytest.mark.parametrize("masked", [False, True])
-def test_a_fit_with_weights_of_1_is_one_without_weights(kind: WeightKind, masked: bool) -> None:
-    """Sampling weights of 1 change only the standard errors, to those of the sandwich."""
-    X = drawn(500)
-    mask = (np.random.default_rng(6).random(X.shape) < 0.8).astype(np.uint8) if masked else None
-    data = DenseData(X, mask)
-    ones = replace(data, weights=np.ones(len(X)))
-    model = BernoulliMixture(n_components=3, starts=2)
-    plain = fit_model(model, make_memory_rows(data), SERIAL)
-    weighted = fit_model(model, make_memory_rows(ones, kind=kind), SERIAL)
-    assert weighted.history == plain.history
-    for name in ("weights", "probabilities", "weights_error", "probabilities_error"):
-        found, same = (get_array(state.params, name) for state in (weighted, plain))
-        is_equal = np.array_equal(found, same)
-        assert is_equal == (kind == "frequency" or "error" not in name), name
 
 
 def test_patterns_choose_the_number_of_components_that_rows_choose() -> None:

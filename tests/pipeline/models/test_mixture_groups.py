@@ -13,11 +13,10 @@ from scipy.special import expit, log_softmax, logit, logsumexp, softmax
 from pipeline.data.blocks import pack_block
 from pipeline.data.matching import UNKNOWN_SEGMENT
 from pipeline.executors.base import SerialExecutor
-from pipeline.fitting.loop import collect_first_statistics, fit_model, start_fit
+from pipeline.fitting.loop import fit_model
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture
-from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
-from pipeline.params import get_array, get_named_arrays
+from pipeline.params import get_array
 from pipeline.random import RowRandom
 from tests.support.derivatives import compute_sandwich, differentiate, differentiate_twice
 from tests.support.enumeration import impute_by_likelihood
@@ -114,20 +113,6 @@ def test_errors_with_sampling_weights_are_those_of_the_sandwich() -> None:
     check_errors(params, covariance, np.bincount(data.labels, scaled))
 
 
-def test_frequencies_are_repeated_rows() -> None:
-    data = draw_groups(400, masked=True)
-    counts = np.random.default_rng(5).integers(0, 4, 400)
-    repeated = data.take_rows(np.repeat(np.arange(400), counts))
-    by_pattern = fit_groups(replace(data, weights=counts))
-    by_row = fit_groups(repeated)
-    assert by_pattern.history == pytest.approx(by_row.history, rel=1e-9)
-    for name, (_, expected) in get_named_arrays(by_row.params).items():
-        found = get_array(by_pattern.params, name)
-        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9, err_msg=name)
-    statistics = (state.diagnostics["fit_statistics"] for state in (by_pattern, by_row))
-    np.testing.assert_allclose(*([*found.values()] for found in statistics), rtol=1e-9)
-
-
 def test_a_single_group_changes_nothing() -> None:
     data = replace(draw_groups(), segments=None)
     sizes = [450, 450]
@@ -168,29 +153,6 @@ def test_samples_have_the_classes_of_their_groups() -> None:
         np.testing.assert_allclose(X.mean(axis=0), expected, atol=0.015)
     X = model.sample(params, 20_000, rng)
     np.testing.assert_allclose(X.mean(axis=0), params.weights @ params.probabilities, atol=0.015)
-
-
-def test_held_out_rows_choose_the_number_of_components() -> None:
-    state = fit_groups(draw_groups(1500), n_components=None, tol=1e-6)
-    assert len(state.diagnostics["held_out_scores"]) > 2
-    assert state.params.groups.group_class_weights.shape == (3, state.diagnostics["n_components"])
-    np.testing.assert_allclose(state.params.groups.group_class_weights.sum(axis=1), 1.0)
-
-
-def test_a_warm_start_begins_at_the_earlier_fit() -> None:
-    data = draw_groups()
-    earlier: FitState = fit_groups(data)
-    model = BernoulliMixture(n_components=2).with_structure(Structure(groups=GROUPS))
-    rows = make_memory_rows(data)
-    first = collect_first_statistics(model, rows, SERIAL, 0)
-    start = start_fit(model, first, rows, SERIAL, 0, initial_params=earlier.params)
-    again = fit_model(model, rows, SERIAL, state=start)
-    assert len(again.history) < len(earlier.history)
-    np.testing.assert_allclose(
-        again.params.groups.group_class_weights,
-        earlier.params.groups.group_class_weights,
-        atol=1e-4,
-    )
 
 
 def test_values_are_imputed_with_the_weights_of_the_group() -> None:
