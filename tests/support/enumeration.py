@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import numpy as np
 import scipy
 from numpy.typing import NDArray
-
-from pipeline.data.features import Feature, split_into_planes
-from pipeline.models.structure import Structure
-from tests.support.strategies import DenseData
 
 Floats = NDArray[np.float64]
 Levels = NDArray[np.uint8]
@@ -98,25 +93,6 @@ def draw_incomplete_rows(sizes: Sequence[int], n_rows: int) -> tuple[Levels, Mas
     rows = list_states(sizes)
     seen = rng.random((n_rows, len(sizes))) < shares[:, None]
     return rows[rng.choice(len(rows), n_rows)], seen
-
-
-def make_level_rows(sizes: Sequence[int], levels: Levels, seen: Mask | None = None) -> DenseData:
-    """Make rows of planes from levels, and which were seen."""
-    planes = np.array(sizes) - 1
-    X = split_into_planes(levels, planes)
-    mask = None if seen is None else np.repeat(seen, planes, axis=1).astype(np.uint8)
-    return DenseData(X if mask is None else X * mask, mask)
-
-
-def make_level_structure(sizes: Sequence[int]) -> Structure:
-    """Make the structure of features f0, f1, … with these numbers of levels."""
-    levels = (tuple("0123456789"[:size]) for size in sizes)
-    return Structure(features=tuple(Feature(f"f{i}", own) for i, own in enumerate(levels)))
-
-
-def make_level_model(model: type[Any], sizes: Sequence[int], **settings: Any) -> Any:
-    """Make a model of features with these numbers of levels."""
-    return model(**settings).with_structure(make_level_structure(sizes))
 
 
 def compute_pair_dependence(rows: Levels, shares: Floats, i: int, j: int) -> tuple[float, float]:

@@ -45,10 +45,9 @@ from tests.support.enumeration import (
     draw_wide_rows,
     list_spanning_trees,
     list_states,
-    make_level_model,
-    make_level_rows,
 )
 from tests.support.strategies import DenseData, make_memory_blocks, make_memory_rows
+from tests.support.values import make_data, make_model
 
 Array = NDArray[np.float64]
 Levels = NDArray[np.uint8]
@@ -96,9 +95,7 @@ def enumerate_joint(
 
 
 def fit_tree(sizes: tuple[int, ...], data: DenseData, **settings: Any) -> FitState:
-    return fit_model(
-        make_level_model(HiddenTree, sizes, **settings), make_memory_rows(data), SERIAL
-    )
+    return fit_model(make_model(HiddenTree, sizes, **settings), make_memory_rows(data), SERIAL)
 
 
 @pytest.mark.parametrize("sizes", [BINARY, SEVERAL])
@@ -113,7 +110,7 @@ def test_likelihoods_codes_and_imputed_values_are_those_of_enumeration(
     table = JointTable(table.rows, np.stack(by_root, axis=1))
     assert table.joint.sum() == pytest.approx(1, abs=1e-12)
     levels, seen = draw_incomplete_rows(sizes, 70)
-    block = make_level_rows(sizes, levels, seen).pack()
+    block = make_data(levels, sizes, seen).pack()
     nats = model.log_likelihood(params, block, RowRandom(0)).nats
     check_rows(table, levels, seen, nats, model.transform(params, block, RowRandom(0))["mean"])
     planes = model.impute(params, block, RowRandom(0))
@@ -126,7 +123,7 @@ def test_expected_counts_are_those_of_enumeration(sizes: tuple[int, ...]) -> Non
     params = draw_params(sizes, 3, 2)
     levels, seen = draw_incomplete_rows(sizes, 70)
     weights = np.random.default_rng(2).integers(0, 4, len(levels))
-    (block,) = make_memory_blocks(replace(make_level_rows(sizes, levels, seen), weights=weights))
+    (block,) = make_memory_blocks(replace(make_data(levels, sizes, seen), weights=weights))
     working = {"held_out": np.array(0.0)}
     sums = HiddenTree().summarize(params, working, block, RowRandom(0))
     for tree in range(2):
@@ -151,7 +148,7 @@ def test_expected_counts_are_those_of_enumeration(sizes: tuple[int, ...]) -> Non
 
 def count_pairs(sizes: tuple[int, ...], data: DenseData) -> PairCounts:
     first = collect_first_statistics(
-        make_level_model(HiddenTree, sizes), make_memory_rows(data), SERIAL, 0
+        make_model(HiddenTree, sizes), make_memory_rows(data), SERIAL, 0
     )
     assert isinstance(first, PairCounts)
     return first
@@ -171,7 +168,7 @@ def test_the_tree_is_the_best_of_all_trees(is_complete: bool) -> None:
         axis=1,
     ).astype(np.uint8)
     seen = rng.random(levels.shape) < (1.0 if is_complete else [0.9, 0.3, 0.6, 0.9, 0.4])
-    data = make_level_rows(SEVERAL, levels, None if is_complete else seen)
+    data = make_data(levels, SEVERAL, None if is_complete else seen)
     pairs = count_pairs(SEVERAL, data)
     weights = np.zeros((5, 5))
     for i, j in product(range(5), repeat=2):
@@ -210,15 +207,13 @@ def test_the_root_is_in_the_middle() -> None:
 
 def compute_shares(params: HiddenTreeParams, sizes: tuple[int, ...]) -> Array:
     """P(x) of all rows."""
-    block = make_level_rows(sizes, list_states(sizes)).pack()
+    block = make_data(list_states(sizes), sizes).pack()
     return np.exp(HiddenTree().log_likelihood(params, block, RowRandom(0)).nats)
 
 
 def test_the_model_of_several_trees_is_the_mean_of_them() -> None:
     levels, _ = draw_incomplete_rows(BINARY, 400)
-    params = fit_tree(
-        BINARY, make_level_rows(BINARY, levels), states=4, trees=3, max_iter=20
-    ).params
+    params = fit_tree(BINARY, make_data(levels, BINARY), states=4, trees=3, max_iter=20).params
     assert params.weights.shape == (12,)
     shares = []
     for tree in range(3):
@@ -244,7 +239,7 @@ def test_edges_have_the_dependence_of_enumeration() -> None:
 
 def test_reconstructions_are_means_over_the_rows_of_a_component() -> None:
     params, every = draw_params(SEVERAL, 3, 2), list_states(SEVERAL)
-    block = make_level_rows(SEVERAL, every).pack()
+    block = make_data(every, SEVERAL).pack()
     codes = HiddenTree().transform(params, block, RowRandom(0))["mean"]
     joint = codes * compute_shares(params, SEVERAL)[:, None]
     np.testing.assert_allclose(joint.sum(axis=0), params.weights, atol=1e-14)
@@ -400,7 +395,7 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
     ],
 )
 def test_too_few_rows_are_refused(settings: dict[str, Any], message: str) -> None:
-    data = make_level_rows(BINARY, list_states(BINARY)[:5])
+    data = make_data(list_states(BINARY)[:5], BINARY)
     with pytest.raises(FitError, match=message):
         fit_tree(BINARY, data, **settings)
 
@@ -426,14 +421,14 @@ def test_strips_give_the_fit_of_one_table(
     levels = draw_wide_rows(sizes, 500, 4)
     seen = None if is_complete else rng.random(levels.shape) < 0.9
     weights = None if kind is None else rng.integers(0, 4, len(levels)) * 1.0
-    data = replace(make_level_rows(sizes, levels, seen), weights=weights)
+    data = replace(make_data(levels, sizes, seen), weights=weights)
     rows = make_memory_rows(data, [100, 400], kind=kind or "frequency")
     settings = {"states": 2, "trees": 2, "max_iter": 4}
-    expected = fit_model(make_level_model(HiddenTree, sizes, **settings), rows, SERIAL)
+    expected = fit_model(make_model(HiddenTree, sizes, **settings), rows, SERIAL)
     monkeypatch.setattr(hidden_tree, "MAX_SQUARE_FEATURES", 50)
     monkeypatch.setattr(feature_strips, "_MAX_STRIP_HEIGHT", 64)
     monkeypatch.setattr(feature_tree, "_TABLE_CELLS", 2000)  # several tables per strip
-    found = fit_model(make_level_model(HiddenTree, sizes, **settings), rows, SERIAL)
+    found = fit_model(make_model(HiddenTree, sizes, **settings), rows, SERIAL)
     for name, (_, values) in get_named_arrays(expected.params).items():
         np.testing.assert_allclose(getattr(found.params, name), values, rtol=1e-9, err_msg=name)
     np.testing.assert_allclose(found.history, expected.history, rtol=1e-12)
@@ -443,9 +438,9 @@ def test_strips_give_the_fit_of_one_table(
 
 def test_a_warm_start_of_strips_counts_no_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = (2,) * 30
-    rows = make_memory_rows(make_level_rows(sizes, draw_wide_rows(sizes, 200, 5)))
+    rows = make_memory_rows(make_data(draw_wide_rows(sizes, 200, 5), sizes))
     monkeypatch.setattr(hidden_tree, "MAX_SQUARE_FEATURES", 20)
-    wide = make_level_model(HiddenTree, sizes, states=2, max_iter=4)
+    wide = make_model(HiddenTree, sizes, states=2, max_iter=4)
     found = fit_model(wide, rows, SERIAL)
     first = collect_first_statistics(wide, rows, SERIAL, 0)
     monkeypatch.setattr(hidden_tree, "find_strip_edges", None)

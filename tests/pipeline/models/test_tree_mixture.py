@@ -54,10 +54,9 @@ from tests.support.enumeration import (
     draw_incomplete_rows,
     draw_wide_rows,
     list_states,
-    make_level_model,
-    make_level_rows,
 )
 from tests.support.strategies import DenseData, make_memory_rows
+from tests.support.values import make_data, make_model
 
 Levels = NDArray[np.uint8]
 SERIAL = SerialExecutor()
@@ -95,9 +94,7 @@ def enumerate_joint(params: TreeMixtureParams, sizes: tuple[int, ...]) -> JointT
 
 
 def fit_trees(sizes: tuple[int, ...], data: DenseData, **settings: Any) -> FitState:
-    return fit_model(
-        make_level_model(TreeMixture, sizes, **settings), make_memory_rows(data), SERIAL
-    )
+    return fit_model(make_model(TreeMixture, sizes, **settings), make_memory_rows(data), SERIAL)
 
 
 @pytest.mark.parametrize("sizes", [BINARY, SEVERAL])
@@ -106,7 +103,7 @@ def test_likelihoods_and_codes_are_those_of_enumeration(sizes: tuple[int, ...]) 
     table = enumerate_joint(params, sizes)
     assert table.joint.sum() == pytest.approx(1, abs=1e-12)
     levels, seen = draw_incomplete_rows(sizes, 40)
-    block = make_level_rows(sizes, levels, seen).pack()
+    block = make_data(levels, sizes, seen).pack()
     nats = model.log_likelihood(params, block, RowRandom(0)).nats
     check_rows(table, levels, seen, nats, model.transform(params, block, RowRandom(0))["mean"])
 
@@ -122,7 +119,7 @@ def test_imputed_probabilities_are_those_of_enumeration(sizes: tuple[int, ...]) 
     params.tables[1, copy, sizes[copy] :] = 0.0
     table = enumerate_joint(params, sizes)
     levels, seen = draw_incomplete_rows(sizes, 40)
-    block = make_level_rows(sizes, levels, seen).pack()
+    block = make_data(levels, sizes, seen).pack()
     found = TreeMixture().impute(params, block, RowRandom(0))
     expected = [table.impute(*row) for row in zip(levels, seen, strict=True)]
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
@@ -138,7 +135,7 @@ def test_imputed_probabilities_do_not_underflow(is_star: bool) -> None:
     tables[0, 0, 0] = 0.5
     params = TreeMixtureParams(np.ones(1), parents[None], tables, np.full(2 * n, 0.5))
     levels = (np.arange(n) >= n // 2).astype(np.uint8)[None]
-    (found,) = TreeMixture(1).impute(params, make_level_rows((2,) * n, levels).pack(), RowRandom(0))
+    (found,) = TreeMixture(1).impute(params, make_data(levels, (2,) * n).pack(), RowRandom(0))
     if is_star:  # of its copies, the first feature has one more at 1 than at 0
         expected = np.append(1 - wrong, np.full(n - 1, wrong))
     else:
@@ -181,10 +178,10 @@ def test_values_that_the_others_make_impossible_are_refused() -> None:
     params = TreeMixtureParams(np.ones(1), parents, tables, np.full(6, 0.5))
     levels = np.array([[1, 0, 1], [0, 0, 0]], np.uint8)
     model = TreeMixture(1)
-    found = model.impute(params, make_level_rows((2, 2, 2), levels[1:]).pack(), RowRandom(0))
+    found = model.impute(params, make_data(levels[1:], (2, 2, 2)).pack(), RowRandom(0))
     np.testing.assert_array_equal(found, 0.0)
     with pytest.raises(FitError, match="give a row the probability 0"):
-        model.impute(params, make_level_rows((2, 2, 2), levels).pack(), RowRandom(0))
+        model.impute(params, make_data(levels, (2, 2, 2)).pack(), RowRandom(0))
 
 
 @pytest.mark.parametrize("sizes", [BINARY, SEVERAL])
@@ -220,7 +217,7 @@ def test_expected_counts_of_pairs_are_those_of_enumeration(sizes: tuple[int, ...
     weights = np.random.default_rng(2).uniform(0, 2, (len(levels), 2))
     products = np.zeros((2, 1 + sum(n_levels - 1), 1 + sum(n_levels - 1)))
     add_weighted_pairs(
-        make_level_rows(sizes, levels, seen).pack(),
+        make_data(levels, sizes, seen).pack(),
         np.where(seen, levels, np.uint8(MISSING)),
         weights,
         params.parents,
@@ -253,7 +250,7 @@ def test_tables_of_edges_are_those_of_counts_of_pairs(
     levels, seen = draw_incomplete_rows(sizes, 700)
     weights = np.random.default_rng(2).uniform(0, 2, (len(levels), 3))
     weights[:, 1] *= np.arange(len(levels)) % 9 == 0
-    block = make_level_rows(sizes, levels, None if is_complete else seen).pack()
+    block = make_data(levels, sizes, None if is_complete else seen).pack()
     known = None if is_complete else np.where(seen, levels, np.uint8(MISSING))
     orders = None if is_complete else params.orders
     arguments = (block, known, weights, params.parents, orders, params.tables, n_levels)
@@ -280,9 +277,9 @@ def test_strips_give_the_tree_and_tables_of_one_table(
     levels = draw_wide_rows(sizes, 700, 4)
     times = np.random.default_rng(4).integers(0, 4, len(levels))
     weights = None if kind is None else times * (1.7 if kind == "sampling" else 1)
-    data = replace(make_level_rows(sizes, levels), weights=weights)
+    data = replace(make_data(levels, sizes), weights=weights)
     rows = make_memory_rows(data, [100, 350, 250], kind=kind or "frequency")
-    model = make_level_model(TreeMixture, sizes, n_components=1, smoothing=0.3)
+    model = make_model(TreeMixture, sizes, n_components=1, smoothing=0.3)
     expected = fit_model(model, rows, SERIAL)
     monkeypatch.setattr(tree_mixture, "MAX_SQUARE_FEATURES", 100)
     monkeypatch.setattr(feature_strips, "_MAX_STRIP_HEIGHT", 64)
@@ -303,7 +300,7 @@ def test_strips_with_missing_values_give_the_tree_of_the_pairs_and_its_tables(
     """Tables against expected counts by enumeration."""
     monkeypatch.setattr(tree_mixture, "MAX_SQUARE_FEATURES", 5)
     levels, seen = draw_incomplete_rows(sizes, 200)
-    data = make_level_rows(sizes, levels, seen)
+    data = make_data(levels, sizes, seen)
     fitted = fit_trees(sizes, data, n_components=1, tol=1e-11, smoothing=1e-6)
     params = fitted.params
     edges = find_edges(PairCounts.from_block(data.pack(), pooled=True), np.array(sizes))
@@ -326,7 +323,7 @@ def test_several_wide_trees_are_fitted_without_strips(monkeypatch: pytest.Monkey
     monkeypatch.setattr(tree_mixture, "MAX_SQUARE_FEATURES", 10)
     monkeypatch.setattr(tree_mixture, "find_strip_edges", None)
     levels, seen = draw_incomplete_rows(BINARY, 50)
-    fit_trees(BINARY, make_level_rows(BINARY, levels, seen), n_components=2, max_iter=2)
+    fit_trees(BINARY, make_data(levels, BINARY, seen), n_components=2, max_iter=2)
 
 
 def test_posteriors_lose_at_most_a_tenth_of_a_billionth() -> None:
@@ -354,7 +351,7 @@ def test_trees_grow_from_independent_features_and_are_found_in_every_third_pass(
 
 
 def compute_nats(params: TreeMixtureParams, sizes: tuple[int, ...], data: DenseData) -> float:
-    found = make_level_model(TreeMixture, sizes).log_likelihood(params, data.pack(), RowRandom(0))
+    found = make_model(TreeMixture, sizes).log_likelihood(params, data.pack(), RowRandom(0))
     return float(found.nats.sum())
 
 
@@ -377,8 +374,8 @@ def test_a_single_tree_is_found_in_linked_forms(design: str) -> None:
     """Expected counts hardly show the edges of pairs that few rows observe."""
     sizes = (2, 3, 4) * 3
     truth, rng = draw_params(sizes, 1, seed=3), np.random.default_rng(3)
-    levels = join_planes(make_level_model(TreeMixture, sizes).sample(truth, 2000, rng), sizes)
-    data = make_level_rows(sizes, levels, DESIGNS[design](*levels.shape, rng))
+    levels = join_planes(make_model(TreeMixture, sizes).sample(truth, 2000, rng), sizes)
+    data = make_data(levels, sizes, DESIGNS[design](*levels.shape, rng))
     state = fit_trees(sizes, data, n_components=1)
     assert compute_nats(state.params, sizes, data) >= compute_nats(truth, sizes, data)
 
@@ -448,7 +445,7 @@ def test_a_warm_start_of_strips_continues_with_the_tables_of_its_edges(
 ) -> None:
     monkeypatch.setattr(tree_mixture, "MAX_SQUARE_FEATURES", 5)
     levels, seen = draw_incomplete_rows(BINARY, 300)
-    data = make_level_rows(BINARY, levels, seen)
+    data = make_data(levels, BINARY, seen)
     rows, model = make_memory_rows(data), TreeMixture(1, tol=1e-7)
     earlier = fit_model(model, rows, SERIAL)
     first = collect_first_statistics(model, rows, SERIAL, 0)
