@@ -67,6 +67,7 @@ FACTS = Facts(
         "test_codes_do_not_depend_on_how_rows_are_cut",
         "test_degenerate_columns_are_refused_by_name_or_fitted[ordinal]",
         "test_imputed_probabilities_are_those_of_the_log_likelihood",
+        "test_integer_weights_equal_repeated_rows",
         "test_the_objective_never_falls",
         "test_the_size_of_sampling_weights_does_not_matter",
         "test_they_are_with_other_settings_too",
