@@ -310,7 +310,6 @@ def drawn(n_rows: int, seed: int) -> Bits:
     "settings",
     [
         {"max_iter": None},
-        {"method": "pcd"},
         {"method": "cd", "steps": 5},
         {"method": "pcd", "optimizer": "momentum", "max_iter": 40},
     ],
