@@ -96,7 +96,6 @@ def plot_series(
     first: int = 0,
     has_lines: bool = True,
     has_keys: bool = True,
-    height: int = _PANEL_HEIGHT,
 ) -> Figure:
     """Plot series of values over x, each in its own colour and with its own marker.
 
@@ -148,7 +147,7 @@ def plot_series(
         fit_log_axis(values, label) if is_log else fit_axis(values, label)
         for values, label, is_log in zip((all_x, all_y), labels, logs, strict=True)
     )
-    return make_panel(title, x_axis, y_axis, marks, keys if has_keys else (), height)
+    return make_panel(title, x_axis, y_axis, marks, keys if has_keys else ())
 
 
 def _take_logarithm(values: Array) -> Array:

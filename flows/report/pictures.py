@@ -270,8 +270,8 @@ def _iter_parts(figure: Figure, width: float) -> Iterator[_SheetPart]:
         yield _make_ramp_part(figure.ramp)
 
 
-def _measure_text(text: str, size: float, weight: str = "normal") -> float:
-    font = FontProperties(family=_RC_PARAMS["font.family"], size=size, weight=weight)
+def _measure_text(text: str, size: float) -> float:
+    font = FontProperties(family=_RC_PARAMS["font.family"], size=size)
     width, _, _ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
     return float(width)
 
