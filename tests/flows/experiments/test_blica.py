@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import json
-import pickle
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import redirect_stdout
 from functools import partial
-from io import StringIO
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import sklearn.decomposition
-from matplotlib.image import imread
 
-from flows.cli.app import run_app
 from flows.cli.options import ExecutorOptions
 from flows.experiments import binary_ica
-from flows.experiments.__main__ import app
 from flows.experiments.base import group_medians, pack_rows_in_memory
 from flows.experiments.binary_ica import (
     METHODS,
@@ -39,7 +32,7 @@ from pipeline.data.blocks import iter_blocks
 from pipeline.executors.base import limit_blas_threads
 from pipeline.models.binary_ica.fastica import FastICA
 from storage.examples import draw_nonstationary_rows, draw_nonstationary_truth
-from tests.flows.experiments.tables import table
+from tests.flows.experiments.tables import check_picture, run_experiment, table
 
 Call = Callable[..., Any]
 SMALL = ProblemShape(features=4, components=2, segments=5, rows_per_segment=100)
@@ -69,12 +62,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of quick runs of all three commands, with what they printed."""
     folder = tmp_path_factory.mktemp("experiments")
     for name in NAMES:
-        options = ("--quick", "--executor", "serial", "--output", str(folder / name))
         json = ("--json",) if name == "scaling" else ()
-        with redirect_stdout(StringIO()) as printed, pytest.raises(SystemExit) as leaving:
-            run_app(app, [f"blica-{name}", *options, *json])
-        assert leaving.value.code == 0
-        (folder / f"{name}.out").write_text(printed.getvalue(), encoding="utf-8")
+        printed = run_experiment(f"blica-{name}", folder / name, *json)
+        (folder / f"{name}.out").write_text(printed, encoding="utf-8")
     return folder
 
 
@@ -171,12 +161,6 @@ def test_trials_are_the_same_everywhere(cluster):
     assert found("dask", cluster) == expected
 
 
-@pytest.mark.matrix
-def test_a_trial_can_be_sent_to_another_process():
-    sent = pickle.loads(pickle.dumps((run_sample_trial, draw_simulated_rows(SMALL, 0, 0))))
-    assert untimed(sent[0](sent[1])) == untimed(run_sample_trial(draw_simulated_rows(SMALL, 0, 0)))
-
-
 def test_medians_are_of_each_group():
     trials = [{"a": 1, "b": x, "c": 0} for x in (5, 1, 3)] + [{"a": 2, "b": 7.5, "c": 0}]
     assert group_medians(trials, ["a"], ["b"]) == [{"a": 1, "b": 3.0}, {"a": 2, "b": 7.5}]
@@ -232,11 +216,7 @@ def test_scaling(finished):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_picture_can_be_read(finished, name):
     (path,) = (finished / name).glob("*.png")
-    pixels = imread(path)
-    assert min(pixels.shape[:2]) > 300
-    assert pixels[0, 0, :3].min() == 1  # a light background
-    assert 0.02 < (pixels[..., :3].min(axis=2) < 0.9).mean() < 0.8
-    assert ElementTree.parse(path.with_suffix(".svg")).getroot().tag.endswith("svg")
+    check_picture(path, 300)
 
 
 @pytest.mark.matrix
@@ -260,28 +240,6 @@ def test_what_is_missing_is_printed_as_a_dash(capsys):
 
 
 # What is refused
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--seed", "-1"), "--seed must be 0 to 2**63 - 1, but is -1"),
-        (("--seed", "2.7"), "'2.7' is not a whole number"),
-        (("--executor", "serial", "--workers", "2"), "--workers"),
-        (
-            ("--executor", "threads", "--cluster", "tcp://a:1"),
-            "--cluster needs --executor dask",
-        ),
-        (("--output", "s3://bucket/x"), "s3://bucket/x is a URL, but only a local path works"),
-        (("--sede", "1"), "--sede"),
-    ],
-)
-def test_options_are_refused_in_one_line(call, tmp_path, name, options, said):
-    done = call(f"blica-{name}", "--quick", *options)
-    assert said in done.check_refused()
-    assert len(done.err.splitlines()) == 1
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_trial_that_cannot_be_is_refused_in_one_line(call, monkeypatch):

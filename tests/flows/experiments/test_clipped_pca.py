@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -14,9 +12,7 @@ from matplotlib.image import imread
 from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA
 
-from flows.cli.app import run_app
 from flows.data import datasets
-from flows.experiments.__main__ import app
 from flows.experiments.base import LinearPCA, draw_rows, fit_linear_pca
 from flows.experiments.clipped_pca import compare_on_images
 from flows.experiments.drawing import ImageRow, save_images
@@ -25,7 +21,7 @@ from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
 from pipeline.statistics.counts import PairCounts
 from storage.artifacts.artifacts import NamedArray, write_artifact
-from tests.flows.experiments.tables import table
+from tests.flows.experiments.tables import check_picture, run_experiment, table
 from tests.support.data import draw_probit_rows, write_arrays
 
 HERE = {"name": "serial", "workers": None, "cluster": None}
@@ -45,9 +41,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of one quick run of the whole command."""
     output = tmp_path_factory.mktemp("experiment") / "output"
-    with pytest.raises(SystemExit) as leaving:
-        run_app(app, ["clipped-pca", "--quick", "--executor", "serial", "--output", str(output)])
-    assert leaving.value.code == 0
+    run_experiment("clipped-pca", output)
     return output
 
 
@@ -141,15 +135,6 @@ def test_images_with_missing_values_and_a_constant_pixel(tmp_path: Path) -> None
     assert max(others) < margins < np.log(2)
 
 
-@pytest.mark.matrix
-def test_tables_are_the_same_in_csv(finished: Path) -> None:
-    for name in ("ring_spectrum", "images_spectrum", "images_errors"):
-        with (finished / f"{name}.csv").open(encoding="utf-8", newline="") as file:
-            written = list(csv.DictReader(file))
-        rows = table(finished / name)
-        assert written == [{key: str(value) for key, value in row.items()} for row in rows]
-
-
 # The models beside and the rows chosen
 
 
@@ -213,12 +198,7 @@ def test_every_picture_can_be_read(finished: Path) -> None:
         *["images_samples", "images_spectra", "ring"],
     ]
     for path in pictures:
-        pixels = imread(path)
-        assert min(pixels.shape[:2]) > 300
-        assert pixels[0, 0, :3].min() == 1  # a light background
-        assert 0.02 < (pixels[..., :3].min(axis=2) < 0.9).mean() < 0.7
-        root = ElementTree.parse(path.with_suffix(".svg")).getroot()
-        assert root.tag.endswith("svg")
+        check_picture(path, 300)
 
 
 def test_an_image_shows_each_value_in_its_place(tmp_path: Path) -> None:
@@ -329,26 +309,3 @@ def test_an_artifact_without_loadings(refused: Callable[..., str], tmp_path: Pat
     path = write_artifact(tmp_path / "other", arrays, {"feature_names": ["a", "b"]})
     assert "the model has no loadings" in refused("loadings", "--artifact", path)
     assert "there is no such artifact" in refused("loadings", "--artifact", tmp_path / "nothing")
-
-
-# What the experiment refuses
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--rows", "0"), "rows must be a positive integer, not '0'"),
-        (("--dataset", "nowhere.zarr"), "nowhere.zarr"),
-        (("--image-shape", "7x8"), "--image-shape is 7x8, but the names of the features need"),
-        (("--executor", "serial", "--workers", "2"), "--workers"),
-        (("--sede", "1"), "--sede"),
-    ],
-)
-def test_the_experiment_refuses(
-    refused: Callable[..., str], options: tuple[str, ...], said: str
-) -> None:
-    assert said in refused("clipped-pca", "--quick", *options)
-
-
-def test_an_unknown_experiment(refused: Callable[..., str]) -> None:
-    assert "clipped-cpa" in refused("clipped-cpa")

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
-from io import StringIO
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from matplotlib.image import imread
 from sklearn.decomposition import PCA
 
-from flows.cli.app import run_app
 from flows.data import datasets
 from flows.experiments import denoising
-from flows.experiments.__main__ import app
 from flows.experiments.base import pack_rows_in_memory
 from flows.experiments.denoising import DenoisingTrial, add_noise, run_denoising_trial, split_images
 from flows.experiments.tipping import draw_noisy_prototypes, open_images
@@ -29,7 +23,7 @@ from pipeline.fitting.loop import fit_model
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture
 from pipeline.models.registry import find_model_class
 from pipeline.random import RowRandom
-from tests.flows.experiments.tables import table
+from tests.flows.experiments.tables import check_picture, run_experiment, table
 from tests.support.data import draw_probit_rows, write_arrays
 
 Call = Callable[..., Any]
@@ -55,11 +49,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of one quick run, and what it printed."""
     output = tmp_path_factory.mktemp("denoising") / "output"
-    options = ["--quick", "--executor", "serial", "--seed", "3", "--output", str(output), "--json"]
-    with redirect_stdout(StringIO()) as printed, pytest.raises(SystemExit) as leaving:
-        run_app(app, ["denoising", *options, "--components", "4"])
-    assert leaving.value.code == 0
-    (output.parent / "summary.json").write_text(printed.getvalue(), encoding="utf-8")
+    printed = run_experiment("denoising", output, "--seed", "3", "--components", "4", "--json")
+    (output.parent / "summary.json").write_text(printed, encoding="utf-8")
     return output
 
 
@@ -104,16 +95,8 @@ def test_the_models_are_there_and_their_settings_too() -> None:
 @pytest.mark.parametrize("name", ["errors", "images_40", "images_60"])
 def test_the_picture_can_be_read(finished: Path, name: str) -> None:
     path = finished / f"denoising_{name}.png"
-    pixels = imread(path)
-    assert min(pixels.shape[:2]) > 500
-    assert pixels[0, 0, :3].min() == 1  # a light background
-    assert 0.01 < (pixels[..., :3].min(axis=2) < 0.9).mean() < 0.8
-    # Nothing is cut off at the edges.
-    for edge in (pixels[:2], pixels[-2:], pixels[:, :2], pixels[:, -2:]):
-        assert edge[..., :3].min() == 1
-    svg = path.with_suffix(".svg")
-    assert ElementTree.parse(svg).getroot().tag.endswith("svg")
-    text = svg.read_text(encoding="utf-8")
+    check_picture(path, 500)
+    text = path.with_suffix(".svg").read_text(encoding="utf-8")
     assert all(f">{label}<" in text for label in NAMES[1:])
 
 
@@ -130,22 +113,6 @@ def test_json_and_the_table_say_what_was_found(
     assert lines[0].split()[:2] == ["40", "noisy"]
     assert lines[1].split()[3] == f"{summary['medians'][1]['wrong_bits']:.2%}"
     assert lines[8:] == summary["files"]
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--seed", "-1"), "--seed must be 0 to 2**63 - 1, but is -1"),
-        (("--dataset", "nowhere.zarr"), "nowhere.zarr"),
-        (("--split", "2"), "--split needs --dataset"),
-        (("--image-shape", "7x8"), "need at least --image-shape 8x7"),
-        (("--components", "34"), "--components is 34, but must lie between 1 and 33"),
-        (("--components", "0"), "--components"),
-    ],
-)
-def test_options_are_refused_in_one_line(call: Call, options: tuple[str, ...], said: str) -> None:
-    assert said in call("denoising", "--quick", *options).check_refused()
-    assert not list(Path().iterdir())
 
 
 def test_features_that_make_no_image_are_refused(call: Call, tmp_path: Path) -> None:

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
-from io import StringIO
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from matplotlib.image import imread
 from scipy.special import logsumexp
 from sklearn.datasets import load_digits
 
-from flows.cli.app import run_app
 from flows.data import datasets
 from flows.data.columns import ColumnRoles
 from flows.data.ingest import ingest_sources
 from flows.experiments import tipping as tipping
-from flows.experiments.__main__ import app
 from flows.experiments.tipping import (
     ESTIMATORS,
     TippingFigures,
@@ -31,7 +25,7 @@ from flows.experiments.tipping import (
     run_tipping_trial,
 )
 from pipeline.errors import FitError
-from tests.flows.experiments.tables import table
+from tests.flows.experiments.tables import check_picture, run_experiment, table
 from tests.support.data import draw_probit_rows, write_arrays
 
 Call = Callable[..., Any]
@@ -59,11 +53,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of one quick run, and what it printed."""
     output = tmp_path_factory.mktemp("tipping") / "output"
-    options = ["--quick", "--executor", "serial", "--seed", "3", "--output", str(output), "--json"]
-    with redirect_stdout(StringIO()) as printed, pytest.raises(SystemExit) as leaving:
-        run_app(app, ["tipping", *options])
-    assert leaving.value.code == 0
-    (output.parent / "summary.json").write_text(printed.getvalue(), encoding="utf-8")
+    printed = run_experiment("tipping", output, "--seed", "3", "--json")
+    (output.parent / "summary.json").write_text(printed, encoding="utf-8")
     return output
 
 
@@ -185,15 +176,7 @@ def test_synthetic_data_share_their_prototypes() -> None:
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_the_picture_can_be_read(finished: Path, name: str) -> None:
-    path = finished / f"tipping_{name}.png"
-    pixels = imread(path)
-    assert min(pixels.shape[:2]) > 800
-    assert pixels[0, 0, :3].min() == 1  # a light background
-    assert 0.01 < (pixels[..., :3].min(axis=2) < 0.9).mean() < 0.8
-    # Nothing is cut off at the edges.
-    for edge in (pixels[:2], pixels[-2:], pixels[:, :2], pixels[:, -2:]):
-        assert edge[..., :3].min() == 1
-    assert ElementTree.parse(path.with_suffix(".svg")).getroot().tag.endswith("svg")
+    check_picture(finished / f"tipping_{name}.png", 800)
 
 
 def test_json_and_the_table_say_what_was_found(
@@ -213,23 +196,6 @@ def test_json_and_the_table_say_what_was_found(
 
 
 # What is refused
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--seed", "-1"), "--seed must be 0 to 2**63 - 1, but is -1"),
-        (("--executor", "serial", "--workers", "2"), "--workers"),
-        (("--output", "s3://bucket/x"), "s3://bucket/x is a URL, but only a local path works"),
-        (("--dataset", "nowhere.zarr"), "nowhere.zarr"),
-        (("--split", "2"), "--split needs --dataset"),
-        (("--image-shape", "7x8"), "need at least --image-shape 8x7"),
-        (("--sede", "1"), "--sede"),
-    ],
-)
-def test_options_are_refused_in_one_line(call: Call, options: tuple[str, ...], said: str) -> None:
-    assert said in call("tipping", "--quick", *options).check_refused()
-    assert not list(Path().iterdir())
 
 
 def test_images_that_cannot_be_used(tmp_path: Path) -> None:
