@@ -16,7 +16,7 @@ import pytest
 import yaml
 from prefect.events.schemas.automations import AutomationCore
 from prefect.flows import load_flow_from_entrypoint
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, create_model
 
 from tests.support.compose import load_compose
 
@@ -28,58 +28,44 @@ SECRETS = {
 }
 
 
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+def strict(**fields: Any) -> Any:
+    """Make a model that refuses unknown fields; a pair is a type and a default."""
+    pairs = {
+        name: kind if isinstance(kind, tuple) else (kind, ...) for name, kind in fields.items()
+    }
+    return create_model("Part", __config__=ConfigDict(extra="forbid"), **pairs)
 
 
-class Build(Strict):
-    context: str
-    dockerfile: str
+TEXTS = dict[str, str]
+CONDITIONS = Literal["service_started", "service_healthy", "service_completed_successfully"]
+SERVICE = strict(
+    image=str,
+    build=(strict(context=str, dockerfile=str) | None, None),
+    restart=(Literal["no", "unless-stopped"], "no"),
+    entrypoint=(list[str] | None, None),
+    command=(list[str] | None, None),
+    environment=(TEXTS, {}),
+    secrets=(list[str], []),
+    ports=(list[str], []),
+    volumes=(list[str], []),
+    depends_on=(dict[str, strict(condition=CONDITIONS)], {}),
+    healthcheck=(
+        strict(test=list[str], interval=str, start_period=(str | None, None)) | None,
+        None,
+    ),
+    deploy=(strict(replicas=int) | None, None),
+)
+COMPOSE = strict(
+    name=str,
+    services=dict[str, SERVICE],
+    secrets=dict[str, strict(file=str)],
+    volumes=dict[str, None],
+)
 
 
-class Condition(Strict):
-    condition: Literal["service_started", "service_healthy", "service_completed_successfully"]
-
-
-class Health(Strict):
-    test: list[str]
-    interval: str
-    start_period: str | None = None
-
-
-class Replicas(Strict):
-    replicas: int
-
-
-class Service(Strict):
-    image: str
-    build: Build | None = None
-    restart: Literal["no", "unless-stopped"] = "no"
-    entrypoint: list[str] | None = None
-    command: list[str] | None = None
-    environment: dict[str, str] = {}
-    secrets: list[str] = []
-    ports: list[str] = []
-    volumes: list[str] = []
-    depends_on: dict[str, Condition] = {}
-    healthcheck: Health | None = None
-    deploy: Replicas | None = None
-
-
-class SecretFile(Strict):
-    file: str
-
-
-class Compose(Strict):
-    name: str
-    services: dict[str, Service]
-    secrets: dict[str, SecretFile]
-    volumes: dict[str, None]
-
-
-def read_compose() -> Compose:
+def read_compose() -> Any:
     told = load_compose(SECRETS)
-    return Compose(**{name: value for name, value in told.items() if name[:2] != "x-"})
+    return COMPOSE(**{name: value for name, value in told.items() if name[:2] != "x-"})
 
 
 def test_compose_is_whole() -> None:
@@ -131,273 +117,110 @@ def test_what_compose_names_is_there() -> None:
     assert certificates == {f"certificates/{name}.pem" for name in ("ca", "node", "node-key")}
 
 
-class NamedMetadata(Strict):
-    name: str
-    labels: dict[str, str] = {}
-
-
-class Meta(Strict):
-    labels: dict[str, str] = {}
-
-
-class EnvVar(Strict):
-    name: str
-    value: str
-
-
-class SecretRef(Strict):
-    name: str
-
-
-class EnvFrom(Strict):
-    secret_ref: SecretRef = Field(alias="secretRef")
-
-
-class Port(Strict):
-    name: str
-    container_port: int = Field(alias="containerPort")
-
-
-class HttpGet(Strict):
-    path: str
-    port: str
-
-
-class Probe(Strict):
-    http_get: HttpGet = Field(alias="httpGet")
-    initialDelaySeconds: int = 0
-    periodSeconds: int = 10
-    failureThreshold: int = 3
-
-
-class Resources(Strict):
-    requests: dict[str, str]
-    limits: dict[str, str]
-
-
-class Security(Strict):
-    allowPrivilegeEscalation: Literal[False]
-    runAsNonRoot: Literal[True]
-    runAsUser: int
-
-
-class Mount(Strict):
-    name: str
-    mountPath: str
-    readOnly: bool = False
-
-
-class Container(Strict):
-    name: str
-    image: Literal["latentbits"]
-    args: list[str]
-    env: list[EnvVar] = []
-    env_from: list[EnvFrom] = Field([], alias="envFrom")
-    ports: list[Port] = []
-    readinessProbe: Probe | None = None
-    livenessProbe: Probe | None = None
-    resources: Resources | None = None
-    securityContext: Security
-    volumeMounts: list[Mount] = []
-
-
-class SecretName(Strict):
-    secretName: str
-
-
-class ClaimName(Strict):
-    claimName: str
-
-
-class Volume(Strict):
-    name: str
-    secret: SecretName | None = None
-    persistentVolumeClaim: ClaimName | None = None
-
-
-class PodSecurity(Strict):
-    fsGroup: int
-
-
-class Pod(Strict):
-    securityContext: PodSecurity | None = None
-    containers: list[Container]
-    volumes: list[Volume] = []
-    terminationGracePeriodSeconds: int = 30
-    restartPolicy: Literal["Always", "Never"] = "Always"
-
-
-class Template(Strict):
-    metadata: Meta = Meta()
-    spec: Pod
-
-
-class ServicePort(Strict):
-    name: str
-    protocol: Literal["TCP"]
-    port: int
-    targetPort: str
-
-
-class ServiceSpec(Strict):
-    type: Literal["ClusterIP"]
-    selector: dict[str, str]
-    ports: list[ServicePort]
-
-
-class Scheduler(Strict):
-    spec: Pod
-    service: ServiceSpec
-
-
-class Workers(Strict):
-    replicas: int
-    spec: Pod
-
-
-class ClusterSpec(Strict):
-    scheduler: Scheduler
-    worker: Workers
-
-
-class DaskCluster(Strict):
-    apiVersion: Literal["kubernetes.dask.org/v1"]
-    kind: Literal["DaskCluster"]
-    metadata: NamedMetadata
-    spec: ClusterSpec
-
-
-class ScalerSpec(Strict):
-    cluster: str
-    minimum: int
-    maximum: int
-
-
-class DaskAutoscaler(Strict):
-    apiVersion: Literal["kubernetes.dask.org/v1"]
-    kind: Literal["DaskAutoscaler"]
-    metadata: NamedMetadata
-    spec: ScalerSpec
-
-
-class Selector(Strict):
-    matchLabels: dict[str, str]
-
-
-class Strategy(Strict):
-    type: Literal["Recreate"]
-
-
-class DeploymentSpec(Strict):
-    replicas: int
-    strategy: Strategy
-    selector: Selector
-    template: Template
-
-
-class Deployment(Strict):
-    apiVersion: Literal["apps/v1"]
-    kind: Literal["Deployment"]
-    metadata: NamedMetadata
-    spec: DeploymentSpec
-
-
-class JobSpec(Strict):
-    backoffLimit: int
-    ttlSecondsAfterFinished: int
-    template: Template
-
-
-class Job(Strict):
-    apiVersion: Literal["batch/v1"]
-    kind: Literal["Job"]
-    metadata: NamedMetadata
-    spec: JobSpec
-
-
-class Secret(Strict):
-    apiVersion: Literal["v1"]
-    kind: Literal["Secret"]
-    metadata: NamedMetadata
-    type: Literal["Opaque"]
-    stringData: dict[str, str]
-
-
-class Peer(Strict):
-    namespaceSelector: Selector
-
-
-class AllowedPort(Strict):
-    protocol: Literal["TCP"]
-    port: int
-
-
-class Allowed(Strict):
-    ports: list[AllowedPort]
-    from_: list[Peer] | None = Field(None, alias="from")
-
-
-class PolicySpec(Strict):
-    podSelector: Selector
-    policyTypes: list[Literal["Ingress"]]
-    ingress: list[Allowed]
-
-
-class NetworkPolicy(Strict):
-    apiVersion: Literal["networking.k8s.io/v1"]
-    kind: Literal["NetworkPolicy"]
-    metadata: NamedMetadata
-    spec: PolicySpec
-
-
-class Storage(Strict):
-    storage: str
-
-
-class Request(Strict):
-    requests: Storage
-
-
-class ClaimSpec(Strict):
-    accessModes: list[Literal["ReadWriteMany"]]
-    resources: Request
-
-
-class PersistentVolumeClaim(Strict):
-    apiVersion: Literal["v1"]
-    kind: Literal["PersistentVolumeClaim"]
-    metadata: NamedMetadata
-    spec: ClaimSpec
-
-
-MANIFEST_KINDS = (
-    DaskCluster,
-    DaskAutoscaler,
-    Deployment,
-    Job,
-    Secret,
-    NetworkPolicy,
-    PersistentVolumeClaim,
+PORT = strict(name=str, containerPort=int)
+PROBE = strict(
+    httpGet=strict(path=str, port=str),
+    initialDelaySeconds=(int, 0),
+    periodSeconds=(int, 10),
+    failureThreshold=(int, 3),
 )
+CONTAINER = strict(
+    name=str,
+    image=Literal["latentbits"],
+    args=list[str],
+    env=(list[strict(name=str, value=str)], []),
+    envFrom=(list[strict(secretRef=strict(name=str))], []),
+    ports=(list[PORT], []),
+    readinessProbe=(PROBE | None, None),
+    livenessProbe=(PROBE | None, None),
+    resources=(strict(requests=TEXTS, limits=TEXTS) | None, None),
+    securityContext=strict(
+        allowPrivilegeEscalation=Literal[False], runAsNonRoot=Literal[True], runAsUser=int
+    ),
+    volumeMounts=(list[strict(name=str, mountPath=str, readOnly=(bool, False))], []),
+)
+VOLUME = strict(
+    name=str,
+    secret=(strict(secretName=str) | None, None),
+    persistentVolumeClaim=(strict(claimName=str) | None, None),
+)
+POD = strict(
+    securityContext=(strict(fsGroup=int) | None, None),
+    containers=list[CONTAINER],
+    volumes=(list[VOLUME], []),
+    terminationGracePeriodSeconds=(int, 30),
+    restartPolicy=(Literal["Always", "Never"], "Always"),
+)
+LABELS = strict(labels=(TEXTS, {}))
+TEMPLATE = strict(metadata=(LABELS, LABELS()), spec=POD)
+SERVICE_PORT = strict(name=str, protocol=Literal["TCP"], port=int, targetPort=str)
+SCHEDULER = strict(
+    spec=POD,
+    service=strict(type=Literal["ClusterIP"], selector=TEXTS, ports=list[SERVICE_PORT]),
+)
+SELECTOR = strict(matchLabels=TEXTS)
+ALLOWED = strict(
+    ports=list[strict(protocol=Literal["TCP"], port=int)],
+    **{"from": (list[strict(namespaceSelector=SELECTOR)] | None, None)},
+)
+
+
+def describe_kind(version: str, **fields: Any) -> Any:
+    metadata = strict(name=str, labels=(TEXTS, {}))
+    return strict(apiVersion=Literal[version], kind=str, metadata=metadata, **fields)
+
+
+DASK = "kubernetes.dask.org/v1"
+KINDS = {
+    "DaskCluster": describe_kind(
+        DASK, spec=strict(scheduler=SCHEDULER, worker=strict(replicas=int, spec=POD))
+    ),
+    "DaskAutoscaler": describe_kind(DASK, spec=strict(cluster=str, minimum=int, maximum=int)),
+    "Deployment": describe_kind(
+        "apps/v1",
+        spec=strict(
+            replicas=int,
+            strategy=strict(type=Literal["Recreate"]),
+            selector=SELECTOR,
+            template=TEMPLATE,
+        ),
+    ),
+    "Job": describe_kind(
+        "batch/v1", spec=strict(backoffLimit=int, ttlSecondsAfterFinished=int, template=TEMPLATE)
+    ),
+    "Secret": describe_kind("v1", type=Literal["Opaque"], stringData=TEXTS),
+    "NetworkPolicy": describe_kind(
+        "networking.k8s.io/v1",
+        spec=strict(
+            podSelector=SELECTOR, policyTypes=list[Literal["Ingress"]], ingress=list[ALLOWED]
+        ),
+    ),
+    "PersistentVolumeClaim": describe_kind(
+        "v1",
+        spec=strict(
+            accessModes=list[Literal["ReadWriteMany"]],
+            resources=strict(requests=strict(storage=str)),
+        ),
+    ),
+}
 
 
 @pytest.fixture(scope="module")
 def manifests() -> dict[tuple[str, str], Any]:
     """All manifests by kind and name."""
-    kinds = {kind.__name__: kind for kind in MANIFEST_KINDS}
     texts = [path.read_text(encoding="utf-8") for path in DEPLOY.glob("kubernetes/*.yaml")]
     told = [one for text in texts for one in yaml.safe_load_all(text)]
-    return {(one["kind"], one["metadata"]["name"]): kinds[one["kind"]](**one) for one in told}
+    return {(one["kind"], one["metadata"]["name"]): KINDS[one["kind"]](**one) for one in told}
 
 
-def pods(manifests: dict[tuple[str, str], Any]) -> list[Pod]:
+def pods(manifests: dict[tuple[str, str], Any]) -> list[Any]:
     cluster = manifests["DaskCluster", "latentbits"].spec
     others = [manifests["Deployment", "latentbits-worker"], manifests["Job", "latentbits-setup"]]
     return [cluster.scheduler.spec, cluster.worker.spec, *(o.spec.template.spec for o in others)]
 
 
 def test_manifests_fit_together(manifests) -> None:
-    assert {kind for kind, _ in manifests} == {kind.__name__ for kind in MANIFEST_KINDS}
+    assert {kind for kind, _ in manifests} == {*KINDS}
     worker = manifests["Deployment", "latentbits-worker"].spec
     assert worker.selector.matchLabels == worker.template.metadata.labels
     cluster = manifests["DaskCluster", "latentbits"]
@@ -408,7 +231,7 @@ def test_manifests_fit_together(manifests) -> None:
     policy = manifests["NetworkPolicy", "latentbits-scheduler"].spec
     assert service.selector == policy.podSelector.matchLabels == labels
     assert [port.port for port in policy.ingress[0].ports] == [8786]
-    assert policy.ingress[1].from_, "the HTTP API is for the operator alone"
+    assert getattr(policy.ingress[1], "from"), "the HTTP API is for the operator alone"
 
 
 def test_pods_find_secrets_ports_and_volumes(manifests) -> None:
@@ -420,7 +243,7 @@ def test_pods_find_secrets_ports_and_volumes(manifests) -> None:
         claimed = [one.persistentVolumeClaim for one in pod.volumes if one.persistentVolumeClaim]
         assert {claim.claimName for claim in claimed} <= claims
         for container in pod.containers:
-            assert {one.secret_ref.name for one in container.env_from} <= secrets
+            assert {one.secretRef.name for one in container.envFrom} <= secrets
             assert {mount.name for mount in container.volumeMounts} == volumes
             if claimed:  # the user may write there, and Docker's folder of compiled functions is it
                 assert pod.securityContext
@@ -429,7 +252,7 @@ def test_pods_find_secrets_ports_and_volumes(manifests) -> None:
                 assert f"mkdir -p {max(folders, key=len)}" in (DEPLOY / "Dockerfile").read_text()
             ports = {port.name for port in container.ports}
             for probe in (container.readinessProbe, container.livenessProbe):
-                assert probe is None or probe.http_get.port in ports
+                assert probe is None or probe.httpGet.port in ports
             if pod.restartPolicy == "Always":
                 assert container.livenessProbe
                 assert container.resources
