@@ -63,12 +63,17 @@ class RowLanes(NamedTuple):
     mask: Floats  # (n_features, n_lanes)
     rows: slice
 
+    def sum_linear(self, weights: Floats, offsets: Floats, row_means: Floats | None) -> Floats:
+        """Return Σ_i t_i (w_i, b_i), and what the priors N(m_n, I) add to it, (q + 1, n_lanes).
 
-class _Laplace(NamedTuple):
-    """Laplace's approximation of each row."""
-
-    mean: Floats  # (q, n_lanes)
-    root: Floats  # L, (q, q, n_lanes)
+        The log density of such a prior is that of N(0, I) plus m·x − ½ m·m.
+        """
+        linear: Floats = np.column_stack([weights, offsets]).T @ self.ones
+        if row_means is not None:
+            means = row_means[self.rows].T
+            linear[:-1, : self.n_rows] += means
+            linear[-1, : self.n_rows] -= 0.5 * (means**2).sum(axis=0)
+        return linear
 
 
 def centred_e_step(
@@ -106,26 +111,24 @@ def centred_e_step(
     curvature = np.zeros((n_features, (q + 1) * (q + 2) // 2))
     moments, log_likelihood = np.zeros((q + 1, q + 1)), 0.0
     j, k = np.triu_indices(q + 1)
-    free = np.column_stack([weights, offsets])
     n_lanes = _BATCH_ENTRIES // (len(z) * n_features) // LANES * LANES
     n_lanes = min(max(n_lanes, LANES), _MAX_LANES)
     x, log_mass = np.ones((q + 1, len(z), n_lanes)), np.empty((len(z), n_lanes))
     sigma = np.empty((n_features, len(z) * n_lanes))
     slopes = np.empty_like(sigma)
+    # The means are one step beyond the modes, unless very steep items keep Newton's method from
+    # converging.
+    center, root = np.empty((q, n_lanes)), np.zeros((q, q, n_lanes))
     for batch in iter_row_batches(X, observed, own_weights, n_lanes):
-        linear = free.T @ batch.ones
-        if row_means is not None:
-            # The log density of the prior N(m, I) is that of N(0, I) plus m·x − ½ m·m.
-            means = row_means[batch.rows].T
-            linear[:q, : batch.n_rows] += means
-            linear[q, : batch.n_rows] -= 0.5 * (means**2).sum(axis=0)
-        gaussian = _find_modes(batch, weights, offsets, linear)
-        np.einsum("dal,na->dnl", gaussian.root, z, out=x[:q])
-        x[:q] += gaussian.mean[:, None]
+        linear = batch.sum_linear(weights, offsets, row_means)
+        newton = (_MAX_STEPS, _MIN_GAIN, _MAX_DISTANCE, center, root)
+        fill_laplace(batch.mask, weights, offsets, linear, *newton)
+        np.einsum("dal,na->dnl", root, z, out=x[:q])
+        x[:q] += center[:, None]
         flat = x.reshape(q + 1, -1)
         fill_node_curves(batch.mask, weights, offsets, flat[:q], sigma, log_mass.reshape(-1))
         log_mass += (linear[:, None] * x).sum(axis=0) - 0.5 * (x[:q] ** 2).sum(axis=0)
-        diagonal = np.diagonal(gaussian.root)
+        diagonal = np.diagonal(root)
         log_mass += log_v[:, None] + np.log(diagonal).sum(axis=1)
         largest = log_mass.max(axis=0)
         share = np.exp(log_mass - largest)
@@ -160,18 +163,6 @@ def iter_row_batches(
         mask[:, :n_rows] = 1.0 if observed is None else observed[rows].T
         ones *= mask
         yield RowLanes(n_rows, np.pad(row_weights[rows], (0, n_lanes - n_rows)), ones, mask, rows)
-
-
-def _find_modes(batch: RowLanes, weights: Floats, offsets: Floats, linear: Floats) -> _Laplace:
-    """Approximate each posterior at its mode by Newton's method.
-
-    The mean is one step beyond the mode, unless very steep items keep the method from converging.
-    """
-    q, n_lanes = weights.shape[1], batch.ones.shape[1]
-    mean, root = np.empty((q, n_lanes)), np.zeros((q, q, n_lanes))
-    newton = (_MAX_STEPS, _MIN_GAIN, _MAX_DISTANCE)
-    fill_laplace(batch.mask, weights, offsets, linear, *newton, mean, root)
-    return _Laplace(mean, root)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

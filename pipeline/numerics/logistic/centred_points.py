@@ -231,14 +231,9 @@ def find_posterior_modes(
     """
     (n, q), weight = (len(X), items.weights.shape[1]), np.ones(len(X))
     gaussians = RowGaussians(np.empty((n, q)), np.empty((n, q, q)))
-    free = np.column_stack(items)
     mean, root = np.empty((q, _MODE_LANES)), np.zeros((q, q, _MODE_LANES))
     for batch in iter_row_batches(X, observed, weight, _MODE_LANES):
-        linear = free.T @ batch.ones
-        if row_means is not None:  # see `centred_e_step`
-            means = row_means[batch.rows].T
-            linear[:q, : batch.n_rows] += means
-            linear[q, : batch.n_rows] -= 0.5 * (means**2).sum(axis=0)
+        linear = batch.sum_linear(*items, row_means)
         fill_laplace(batch.mask, *items, linear, _MAX_STEPS, _MIN_GAIN, 0.0, mean, root)
         own = root[:, :, : batch.n_rows]
         gaussians.mean[batch.rows] = mean[:, : batch.n_rows].T
