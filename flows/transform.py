@@ -380,9 +380,9 @@ def _make_artifact_coder(fitted: LoadedModel, dataset: BinaryDataset) -> Coder:
 
 def _make_item_coder(known: KnownItems, dataset: BinaryDataset) -> Coder:
     """Make a latent-trait model of known items."""
-    from pipeline.models.latent_trait.em import make_params
     from pipeline.models.latent_trait.forms import make_level_params
     from pipeline.models.latent_trait.model import LatentTrait
+    from pipeline.models.latent_trait.params import make_params
 
     features = list_features(dataset)
     model = match_items(LatentTrait(), known, are_components_set=False)

@@ -97,7 +97,7 @@ from pipeline.inference.transform import (
 )
 from pipeline.models.base import Model
 from pipeline.models.known_items import KnownItems, get_fitted_items, parse_known_items
-from pipeline.models.latent_trait.em import ItemKind
+from pipeline.models.latent_trait.params import ItemKind
 from pipeline.models.state import FitState
 from pipeline.numerics.three_step import Correction
 from pipeline.params import get_named_arrays

@@ -216,6 +216,16 @@ def _find_own_names(f: Field[Any], names: Iterable[str]) -> dict[str, str]:
     }
 
 
+class HasParts:
+    """Parameters with parts: arrays of parts are also attributes, by their names in artifacts."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an array of a part; None if it is absent."""
+        if name.startswith("_") or name not in list_arrays(type(self)):
+            raise AttributeError(f"{type(self).__name__} has no array {name!r}.")
+        return get_array(self, name)
+
+
 def get_array(params: Any, name: str) -> Any:
     """Return an array by its name in artifacts; None if it is absent or not declared.
 

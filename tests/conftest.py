@@ -29,7 +29,7 @@ from flows.running.server import use_server
 from pipeline.models import registry
 from storage.errors import DataError
 from storage.stores import object_store
-from tests.support.kernels import compile_in_forks, compile_kernels
+from tests.support.kernels import compile_kernels
 from tests.support.object_proxy import FaultyProxy, start_proxy
 from tests.support.object_servers import SERVERS, StoreServer
 
@@ -69,11 +69,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let Hypothesis try few examples by default, and many in the matrix, and forks compile.
+    """Let Hypothesis try few examples by default, and many in the matrix.
 
     No test has a deadline, nor a check that examples are made quickly: a busy machine would fail.
     """
-    compile_in_forks()
     settings.register_profile(
         "latentbits",
         max_examples=20 if _is_matrix_run(config) else 5,

@@ -54,8 +54,9 @@ from pipeline.data.blocks import BinaryBlock, RowSource, iter_blocks, pack_block
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor, limit_blas_threads
 from pipeline.fitting.loop import collect_first_statistics, fit_model, initialize_fit
-from pipeline.models.latent_trait.em import LatentTraitParams, variational_posterior
+from pipeline.models.latent_trait.integrators import compute_variational_posterior
 from pipeline.models.latent_trait.model import LatentTrait
+from pipeline.models.latent_trait.params import LatentTraitParams
 from pipeline.models.state import FitState
 from pipeline.numerics.logistic.categories.curves import LevelItems
 from pipeline.numerics.logistic.centred_points import TraitItems, posterior_by_quadrature
@@ -384,7 +385,7 @@ class TippingFigures:
         sampling = self.params[data.name, _SAMPLING]
         rotation, _ = scipy.linalg.orthogonal_procrustes(sampling.weights, variational.weights)
         exact = fine_posterior(data.block, sampling.weights, sampling.offsets)
-        gaussian = variational_posterior(variational, data.block)
+        gaussian = compute_variational_posterior(variational, data.block)
         fits = {
             _VARIATIONAL: (gaussian.mean, variational.weights, variational.offsets),
             _SAMPLING: (exact.mean @ rotation, sampling.weights @ rotation, sampling.offsets),
@@ -413,7 +414,7 @@ class TippingFigures:
     def plot_image_codes(self, images: BinaryImages) -> None:
         """Plot figure 3: the codes of images, and some of the images at their codes."""
         params, block = self.params[images.name, _VARIATIONAL], images.block
-        codes = variational_posterior(params, block).mean
+        codes = compute_variational_posterior(params, block).mean
         pictures = images.layout.arrange_images(_values_with_gaps(block))
         note = (
             f"Left: posterior means of {block.n_samples:,} images, variational fit. Right: some of "
@@ -437,7 +438,7 @@ class TippingFigures:
 
     def _plot_posterior_panels(self, data: SyntheticRows | BinaryImages) -> list[Figure]:
         params, block = self.params[data.name, _VARIATIONAL], data.block
-        bound = variational_posterior(params, block)
+        bound = compute_variational_posterior(params, block)
         exact = fine_posterior(block, params.weights, params.offsets)
         gaps = exact.log_likelihood - bound.bound
         order = np.argsort(gaps, kind="stable")

@@ -65,8 +65,8 @@ from pipeline.executors.progress import Progress
 from pipeline.fitting.loop import collect_first_statistics, start_fit
 from pipeline.fitting.shared_passes import fit_in_shared_passes
 from pipeline.models.base import Model
-from pipeline.models.latent_trait.em import LatentTraitParams
 from pipeline.models.latent_trait.model import LatentTrait
+from pipeline.models.latent_trait.params import LatentTraitParams
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
 from pipeline.numerics.logistic.categories.curves import LevelItems, compute_plane_probabilities
@@ -324,7 +324,7 @@ def run_group_tests(
     own_fits = [(common if k in excluded else others[k]).params for k in items]
     parameters = np.array(
         [
-            (params.group_weights[:, item, 0], params.group_offsets[:, item])
+            (params.group_items.weights[:, item, 0], params.group_items.offsets[:, item])
             for item, params in enumerate(own_fits)
         ]
     )
@@ -341,7 +341,8 @@ def run_group_tests(
     )
     n_passes = [max(len(fit.history), len(common.history)) for fit in others]
     unfinished = tuple(k for k in items if n_passes[k] >= _MAX_ITER)
-    mean, variance = common.params.trait_mean[:, 0], common.params.trait_covariance[:, 0, 0]
+    traits = common.params.traits
+    mean, variance = traits.mean[:, 0], traits.covariance[:, 0, 0]
     return GroupTests(results, common, mean, np.sqrt(variance), unfinished)
 
 
@@ -371,10 +372,10 @@ def _find_ending(
 
 def _compare_curves(item: int, params: LatentTraitParams) -> Array:
     """Return the mean and the mean absolute difference of an item's curves, (2, n_groups − 1)."""
-    assert params.group_weights is not None
+    assert params.segments is not None
     share = np.exp(_NODES.log_weights)
     effects = []
-    for group in range(1, len(params.group_weights)):
+    for group in range(1, len(params.segments)):
         focal = params.get_group(group)
         x = focal.mean + _NODES.points[:, 0] * focal.root[0, 0]
         reference, own = (_expect_score(item, params, g, x) for g in (0, group))

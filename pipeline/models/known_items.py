@@ -230,12 +230,11 @@ def get_fitted_items(
     FitError
         If the parameters are of another model, or an item differs between groups.
     """
-    if not hasattr(params, "group_offsets"):
+    if not hasattr(params, "group_items"):
         raise FitError(f"{source} is not of latent-trait, so it has no slopes and offsets.")
-    if params.group_offsets is not None:
-        parts = (params.group_offsets, params.group_guessing, params.group_slipping)
-        columns = [part[..., None] for part in parts if part is not None]
-        by_group = np.concatenate([params.group_weights, *columns], axis=2)
+    if (own := params.group_items) is not None:
+        columns = [a[..., None] for a in (own.offsets, own.guessing, own.slipping) if a is not None]
+        by_group = np.concatenate([own.weights, *columns], axis=2)
         differs = (by_group != by_group[0]).any(axis=(0, 2))
         differs |= find_different_levels(params)
         if differs.any():
@@ -259,8 +258,8 @@ def find_known_values(model: Any, params: Any) -> Array | None:
     if is_known is None:
         return None
     forms = params.get_level_items(model.items).to_forms()
-    if params.means is not None:
-        forms = measure_forms(forms, params.means, params.scales)
+    if params.units is not None:
+        forms = measure_forms(forms, params.units.means, params.units.scales)
     return np.where(is_known, forms, np.nan)
 
 

@@ -105,12 +105,13 @@ class KnownLevels(NamedTuple):
         numbers = np.arange(len(owners)) - np.searchsorted(owners, owners)
         shape = len(n_levels), int(n_levels.max()) - 1
         offsets, weights = np.full((2, *shape), np.nan)
-        offsets[owners, numbers] = params.level_offsets
-        if params.level_weights is not None:
-            weights[owners, numbers] = params.level_weights[:, 0]
+        items, units = params.items, params.units
+        offsets[owners, numbers] = items.level_offsets
+        if items.level_weights is not None:
+            weights[owners, numbers] = items.level_weights[:, 0]
         own = np.full((3, len(n_levels)), np.nan)
-        if params.deviations is not None:
-            own[:, n_levels == 1] = params.means, params.scales, params.deviations
+        if units is not None:
+            own[:, n_levels == 1] = units.means, units.scales, items.deviations
         own_kind = kind if (n_levels > 2).any() else None
         return cls(own_kind, n_levels.astype(np.float64), offsets, weights, *own)
 
@@ -257,14 +258,15 @@ def _select_continuous(forms: Array, n_continuous: int) -> tuple[Array, Array]:
 
 def find_different_levels(params: Any) -> NDArray[np.bool_]:
     """Return which items of a fit with groups have other levels or deviations in some groups."""
-    differs = np.zeros(params.group_offsets.shape[1], np.bool_)
+    items = params.group_items
+    differs = np.zeros(items.offsets.shape[1], np.bool_)
     if params.n_levels is None:
         return differs
     owners = np.repeat(np.arange(len(differs)), params.n_levels - 1)
     for values, own in (
-        (params.group_level_offsets, owners),
-        (params.group_level_weights, owners),
-        (params.group_deviations, np.flatnonzero(params.n_levels == 1)),
+        (items.level_offsets, owners),
+        (items.level_weights, owners),
+        (items.deviations, np.flatnonzero(params.n_levels == 1)),
     ):
         if values is not None:
             by_part = values.reshape(*values.shape[:2], -1)

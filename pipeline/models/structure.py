@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -71,9 +71,3 @@ class Structure:
     def feature_names(self) -> tuple[str, ...]:
         """Names of the features."""
         return tuple(feature.name for feature in self.features)
-
-
-def add_structure(kind: type[ModelT], model: Any, structure: Structure) -> ModelT:
-    """Return a model of another class with the same settings and with this structure."""
-    names = [f.name for f in fields(kind) if f.init and hasattr(model, f.name)]  # type: ignore[arg-type]
-    return kind(**{**{name: getattr(model, name) for name in names}, "structure": structure})

@@ -22,8 +22,8 @@ from scipy.special import expit
 from pipeline.data.blocks import BinaryBlock
 from pipeline.executors.base import Executor, SerialExecutor, ThreadsExecutor
 from pipeline.fitting.loop import fit_model
-from pipeline.models.latent_trait.em import LatentTraitParams, make_params
 from pipeline.models.latent_trait.model import LatentTrait
+from pipeline.models.latent_trait.params import LatentTraitParams, make_params
 from pipeline.numerics.logistic.logistic_bound import variational_e_step
 from pipeline.passes.map_reduce import collect_statistics
 from pipeline.statistics.sums import Sums

@@ -49,7 +49,7 @@ def measure(
     model, executor = LatentTrait(n_components=q, **settings), ThreadsExecutor(2)
     initial_state = initialize_fit(model, collect_first_statistics(model, rows, executor, 0), 0)
     state = model.warm_start(
-        initial_state, replace(initial_state.params, weights=weights, offsets=offsets)
+        initial_state, initial_state.params.with_items(weights=weights, offsets=offsets)
     )
     for _ in range(2):  # the first pass compiles the kernels
         clock = time.process_time()

@@ -27,8 +27,8 @@ from flows.transform import transform
 from pipeline.data.blocks import BinaryBlock, pack_block
 from pipeline.executors.base import limit_blas_threads
 from pipeline.models.clipped_pca import ClippedPCA, ClippedPCAParams
-from pipeline.models.latent_trait.em import make_params
 from pipeline.models.latent_trait.model import LatentTrait
+from pipeline.models.latent_trait.params import make_params
 from pipeline.numerics.probit.expectation_propagation import probit_posterior
 from pipeline.numerics.probit.wide_rows import probit_codes
 from pipeline.params import get_named_arrays

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage import load_artifact, open_codes
+from latentbits import functions as api
+from storage import load_artifact, open_codes, open_dataset
 from tests.support.data import draw_probit_rows, write_arrays
 
 MODELS = {
@@ -81,3 +82,9 @@ def test_codes_of_a_stack_have_as_many_units_as_its_last_layer(cli: Any, dataset
     assert artifact.dims("weights_1") == ("unit_1", "unit_2")
     refused = cli("sample", "--artifact", "runs/d", "--rows", 10, "--output", "s.zarr")
     assert "The model stack cannot draw rows" in refused.check_refused()
+
+
+def test_a_notebook_takes_layers_as_a_setting(dataset: Path) -> None:
+    fitted = api.fit(open_dataset(dataset), "stack", layers=(5, 2), pretrain=1, max_iter=1)
+    assert fitted.params.sizes == (8, 5, 2)
+    assert fitted.objective_is == "reconstruction"

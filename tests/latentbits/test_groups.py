@@ -128,3 +128,8 @@ def test_groups_that_cannot_be_fitted_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=REFUSALS[group]):
         lb.fit(datasets[where], group=group, **MODEL)
+
+
+def test_models_without_parameters_by_group_are_refused(datasets: dict[str, Dataset]) -> None:
+    with pytest.raises(ValueError, match=r"clipped-pca has no parameters by group\. These models"):
+        lb.fit(datasets["memory"], "clipped-pca", group="site")

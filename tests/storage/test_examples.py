@@ -125,6 +125,10 @@ def test_many_features_are_mixed_no_worse_than_three_in_four() -> None:
     assert np.median(found) > 20  # the limit of fewer features is not theirs
 
 
+def test_one_component_of_many_features_has_no_better_draw_to_wait_for() -> None:
+    assert draw_nonstationary_truth(25, 1, 2, seed=0).mixing.shape == (25, 1)
+
+
 def test_the_seed_decides_everything() -> None:
     first, again, other = (open_example(f"{SMALL},seed={seed}") for seed in (4, 4, 5))
     assert first.attributes == again.attributes
@@ -179,6 +183,10 @@ def test_defaults_are_those_of_the_paper() -> None:
     assert (len(example.feature_names), example.n_rows) == (10, 40_000)
     assert np.shape(example.attributes["truth"]["mixing"]) == (10, 10)
     assert np.shape(example.attributes["truth"]["source_means"]) == (40, 10)
+
+
+def test_other_examples_know_nothing_beside_their_rows() -> None:
+    assert open_example("example:ring:features=4,rows=10").attributes == {}
 
 
 def test_a_slug_holds_all_parameters() -> None:

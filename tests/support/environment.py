@@ -3,9 +3,8 @@
 BLAS uses one thread, because the two processes of `pytest -n 2` share the CPUs: threads that wait
 for each other would take most of the CPU time. Memory has few arenas, as what is freed within them
 stays with the process. Temporary files lie in memory if there is room, because every write is
-synced, which is slow on a disk. Each process has its own home of Prefect. Clusters of Dask, which
-several tests share, do not observe themselves: it takes half the time that they wait. Scripts start
-background processes with Ctrl-C ignored; here it works, as tests press it.
+synced, which is slow on a disk. Each process has its own home of Prefect. Scripts start background
+processes with Ctrl-C ignored; here it works, as tests press it.
 """
 
 import os
@@ -18,9 +17,6 @@ import certifi
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("MALLOC_ARENA_MAX", "2")  # of the processes that tests start
-os.environ.setdefault("DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED", "False")
-for _name in ("SYSTEM_MONITOR", "TICK"):
-    os.environ.setdefault(f"DASK_DISTRIBUTED__ADMIN__{_name}__INTERVAL", "1s")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

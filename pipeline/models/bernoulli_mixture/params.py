@@ -22,6 +22,7 @@ from pipeline.models.bernoulli_mixture.gaussians import (
 )
 from pipeline.models.bernoulli_mixture.levels import cumulate_planes, divide_planes
 from pipeline.params import (
+    HasParts,
     NumberRange,
     array_field,
     optional_array_field,
@@ -86,7 +87,7 @@ class ClassRegression:
 
 
 @dataclass(frozen=True)
-class BernoulliMixtureParams:
+class BernoulliMixtureParams(HasParts):
     """Parameters; the table of `pipeline.models.bernoulli_mixture.model` gives shapes.
 
     Attributes

@@ -1,6 +1,6 @@
 """The latent-trait model."""
 
-from pipeline.models.latent_trait.em import LatentTraitParams
 from pipeline.models.latent_trait.model import LatentTrait
+from pipeline.models.latent_trait.params import LatentTraitParams
 
 __all__ = ["LatentTrait", "LatentTraitParams"]

@@ -1,4 +1,4 @@
-"""Which settings of the latent-trait model can be combined with a structure."""
+"""Which settings of the latent-trait model can be combined with a structure and its data."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.data.features import Feature, are_binary, find_first_planes
-from pipeline.errors import FitError
+from pipeline.errors import FitError, FitWarning
 from pipeline.models.latent_trait.asymptotes import check_asymptotes
 from pipeline.models.latent_trait.group_design import find_free_items
 from pipeline.models.latent_trait.identification import check_group_means, check_identification
@@ -16,7 +17,11 @@ from pipeline.models.latent_trait.known_values import check_free_items, check_kn
 from pipeline.models.loading_pattern import LoadingPattern
 from pipeline.models.structure import Structure
 from pipeline.numerics.logistic.bifactor import TraitBlocks, find_trait_blocks
+from pipeline.numerics.logistic.categories.curves import count_item_levels
 from pipeline.numerics.logistic.latent_nodes import MAX_COMPONENTS
+
+Array = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 
 def check_structure(model: Any, structure: Structure) -> Any:
@@ -220,3 +225,50 @@ def reduce_pattern(structure: Structure, correlations: str) -> TraitBlocks | Non
     blocks = find_trait_blocks(loads)
     is_smaller = blocks is not None and len(blocks.general) + 1 < loads.shape[1]
     return blocks if is_smaller else None
+
+
+def check_own_offsets(structure: Structure, counts: Array, has_own: Flags) -> None:
+    """Refuse items that have offsets of their own in a group where they are constant.
+
+    Parameters
+    ----------
+    counts
+        Rows with each level of each item in each group, (n_groups, n_levels).
+    has_own
+        Items with offsets of their own in each group, (n_features,).
+    """
+    owners, n = _list_level_owners(structure), len(has_own)
+    for group, own in zip(structure.groups, counts, strict=True):
+        n_present = np.bincount(owners[own > 0], minlength=n)
+        for item in np.flatnonzero(has_own & (n_present < 2)).tolist():
+            state = "constant" if n_present[item] else "never observed"
+            raise FitError(
+                f"{{group}}: {{features}} is {state} in the group {group!r}, so its own parameters "
+                "there cannot be estimated. Leave out the feature or the group, or use "
+                "{invariance=scalar}.",
+                (structure.feature_names[item],),
+                parameter="group",
+            )
+
+
+def warn_about_empty_levels(
+    structure: Structure, counts: Array, has_own: Flags
+) -> list[FitWarning]:
+    """Warn about levels that only rows of other groups have; arguments as `check_own_offsets`."""
+    owners, warnings = _list_level_owners(structure), []
+    for group, own in zip(structure.groups, counts, strict=True):
+        is_empty = has_own[owners] & (own == 0) & (counts.sum(axis=0) > 0)
+        if (items := np.unique(owners[is_empty])).size:
+            text = (
+                f"no row of the group {group!r} has some levels of these features, so these levels "
+                "count as improbable there: {features}"
+            )
+            names = tuple(structure.feature_names[item] for item in items.tolist())
+            warnings.append(FitWarning(text, names))
+    return warnings
+
+
+def _list_level_owners(structure: Structure) -> NDArray[np.int64]:
+    """Return the item of each level, (n_levels,)."""
+    n_levels = count_item_levels(np.diff(find_first_planes(structure.features)))
+    return np.repeat(np.arange(len(n_levels)), n_levels)

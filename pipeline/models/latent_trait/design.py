@@ -37,7 +37,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.models.latent_trait.em import ItemKind
+from pipeline.models.latent_trait.params import ItemKind
 from pipeline.numerics.logistic.asymptotes import MAX_LOGIT
 from pipeline.numerics.logistic.categories.curves import count_item_levels, iter_alike
 
@@ -124,6 +124,19 @@ class LevelDesign:
     def free_items(self) -> Indices:
         """Items with free parameters."""
         return np.unique(self.item_of_row[self.matrix.nonzero()[0]])
+
+    @cached_property
+    def separate_items(self) -> Indices | None:
+        """Items with free parameters, if each has one plane, and all of its parameters to itself.
+
+        The parameters are then in the order of these items, q + 1 of each. None otherwise.
+        """
+        rows, width = self.matrix.nonzero()[0], self.n_components + 1
+        is_simple = self.n_groups == 1 and len(self.constant) == len(self.n_planes) * width
+        if not is_simple or (self.n_planes != 1).any() or len(rows) != self.n_free:
+            return None
+        is_own = len(rows) == len(self.free_items) * width and (self.matrix.data == 1).all()
+        return self.free_items if is_own else None
 
     @cached_property
     def n_priors(self) -> Array:

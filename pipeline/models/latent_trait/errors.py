@@ -23,7 +23,6 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.models.latent_trait.design import LevelDesign
-from pipeline.models.latent_trait.em import ItemKind, LatentTraitParams
 from pipeline.models.latent_trait.forms import (
     Matrix,
     map_to_items,
@@ -36,6 +35,7 @@ from pipeline.models.latent_trait.group_design import (
     get_traits,
     list_changes,
 )
+from pipeline.models.latent_trait.params import ItemKind, LatentTraitParams
 from pipeline.models.latent_trait.regression_design import (
     Regression,
     get_coefficients,
@@ -83,6 +83,11 @@ class FitDesign(NamedTuple):
     traits: GroupDesign
     kind: ItemKind
     scale: Array | None
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the information matrix of all parameters is too large; see `wide_errors`."""
+        return self.forms.n_free > MAX_PARAMETERS
 
     @property
     def places(self) -> TraitPlaces:
@@ -242,7 +247,7 @@ def invert(
     prior = np.zeros(design.n_parameters)
     prior[: design.forms.n_free] = prior_curvature
     corrections = _sum_corrections(design, params, statistics, prior)
-    if design.forms.n_free > MAX_PARAMETERS:
+    if design.is_wide:
         own = _sum_item_information(design, params, statistics, jacobian, constraints, corrections)
         found, is_free_unknown = own.take(is_free).invert()
         to_all = scipy.sparse.eye_array(len(is_free), format="csr")[:, np.flatnonzero(is_free)]
@@ -250,6 +255,10 @@ def invert(
         is_unknown[is_free] = is_free_unknown
         return ParameterErrors(found.transform(to_all), is_unknown)
     sums, scale = statistics.values, compute_scale(statistics)
+    if "curvature" not in sums:
+        # The inverse of a sample covariance of normal scores is too large by a known factor.
+        n_rows = float(sums["weight_informing"])
+        scale *= n_rows / (n_rows - design.n_parameters - 1)
     information = scale * sums["products"]
     if form == "crossproduct":
         information = information + np.diag(prior)
@@ -386,7 +395,7 @@ def collect_errors(
             for name in by_group[0]
             if not name.startswith(("difficulty", "level_difficulty"))
         }
-    if params.trait_mean is not None:
+    if params.traits is not None:
         arrays |= _collect_trait_errors(design, params, covariance, is_unknown)
     return arrays, unknown
 
@@ -436,15 +445,16 @@ def _collect_item_errors(
         logits = all_entries[n_features * (q + 1) + q :: q + 1]
         of_logits = compute_errors(logits, np.repeat(items, 2)).reshape(-1, 2)
         for name, errors in zip(("guessing", "slipping"), of_logits.T, strict=True):
-            if (p := getattr(params, name)) is not None:
+            if (p := getattr(params.items, name)) is not None:
                 arrays[f"{name}_error"] = p * (1 - p) * errors
     if params.n_levels is not None:
         by_form = compute_errors(all_entries, forms.item_of_row).reshape(-1, q + 1)
         arrays["level_offsets_error"] = by_form[: len(of_planes), -1]
         if kind == "nominal":
             arrays["level_weights_error"] = by_form[: len(of_planes), :-1]
-        if params.deviations is not None:
-            arrays["deviations_error"] = params.deviations * by_form[len(of_planes) + 1 :: 2, -1]
+        if params.items.deviations is not None:
+            of_spreads = by_form[len(of_planes) + 1 :: 2, -1]
+            arrays["deviations_error"] = params.items.deviations * of_spreads
     if q > 1:
         return arrays, np.flatnonzero(is_missing)
     # The derivatives of −b / w.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import scipy
@@ -13,19 +13,23 @@ from numpy.typing import NDArray
 from pipeline.data.features import Feature
 from pipeline.models.known_levels import standardize_forms
 from pipeline.models.latent_trait.design import LevelDesign, find_margin_offsets
-from pipeline.models.latent_trait.em import (
+from pipeline.models.latent_trait.params import (
     MAX_PARAMETER,
     ItemKind,
     LatentTraitParams,
+    Units,
     make_params,
 )
 from pipeline.models.latent_trait.starts import stretch_offsets
 from pipeline.numerics.logistic.asymptotes import from_logits
 from pipeline.numerics.logistic.categories.curves import iter_alike, number_planes
+from pipeline.numerics.logistic.categories.gaussian_items import MIN_DEVIATION
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 Matrix = scipy.sparse.csr_array
+
+_MAX_LENGTH = 50.0  # of weights; longer ones hardly raise the likelihood
 
 
 def with_forms(params: LatentTraitParams, forms: Array, kind: ItemKind) -> LatentTraitParams:
@@ -36,33 +40,35 @@ def with_forms(params: LatentTraitParams, forms: Array, kind: ItemKind) -> Laten
     forms = np.clip(forms, -MAX_PARAMETER, MAX_PARAMETER)
     if params.n_levels is None:
         n = len(params.offsets)
-        own: Any = {"weights": forms[:n, :-1].copy(), "offsets": forms[:n, -1].copy()}
+        length = np.linalg.norm(forms[:n, :-1], axis=1)
+        forms[:n] *= (_MAX_LENGTH / np.maximum(length, _MAX_LENGTH))[:, None]
+        own = {"weights": forms[:n, :-1].copy(), "offsets": forms[:n, -1].copy()}
         logits = forms[n:, -1].reshape(-1, 2).T
         for name, values in zip(("guessing", "slipping"), logits, strict=False):
-            if getattr(params, name) is not None:
+            if getattr(params.items, name) is not None:
                 own[name] = from_logits(values)
-        return replace(params, **own)
+        return params.with_items(**own)
     n_planes = params.n_levels - 1
     n = int(n_planes.sum())
     of_planes = forms[:n]
-    if kind == "graded" and params.level_offsets is not None:
+    if kind == "graded" and params.items.level_offsets is not None:
         items = np.repeat(np.arange(len(n_planes)), n_planes)
         is_disordered = (np.diff(of_planes[:, -1]) >= 0) & (np.diff(items) == 0)
         is_kept = np.isin(items, items[1:][is_disordered])
-        of_planes[is_kept, -1] = params.level_offsets[is_kept]
+        of_planes[is_kept, -1] = params.items.level_offsets[is_kept]
     q = forms.shape[1] - 1
     flat = forms.reshape(-1)
     to_weights, to_offsets = map_to_items(n_planes, q, kind, len(flat))
-    params = replace(
-        params,
+    deviations = params.items.deviations
+    if deviations is not None:
+        deviations = np.exp(np.maximum(forms[n + 1 :: 2, -1], math.log(MIN_DEVIATION)))
+    return params.with_items(
         weights=np.asarray(to_weights @ flat).reshape(-1, q),
         offsets=np.asarray(to_offsets @ flat),
         level_offsets=of_planes[:, -1].copy(),
         level_weights=of_planes[:, :-1].copy() if kind == "nominal" else None,
+        deviations=deviations,
     )
-    if (gaussians := params.gaussians) is None:
-        return params
-    return replace(params, deviations=gaussians.with_forms(forms[n:]).deviations)
 
 
 def stack_forms(params: LatentTraitParams, kind: ItemKind, n_groups: int) -> Array:
@@ -85,8 +91,16 @@ def make_level_params(
     if len(curves):
         # With these standard units, offsets and deviations are within the limits of fits.
         means, scales = curves[:, -1], np.exp(spreads[:, -1])
-        params = replace(params, means=means, scales=scales, deviations=np.ones(len(curves)))
-    return with_forms(params, standardize_forms(forms, params.means, params.scales), kind)
+        params = replace(params, units=Units(means, scales))
+        params = params.with_items(deviations=np.ones(len(curves)))
+    return with_forms(params, standardize_items(forms, params), kind)
+
+
+def standardize_items(forms: Array, params: LatentTraitParams) -> Array:
+    """Return known forms, those of continuous items in the units of the parameters."""
+    units = params.units
+    means, scales = (None, None) if units is None else (units.means, units.scales)
+    return standardize_forms(forms, means, scales)
 
 
 def map_to_items(
@@ -141,23 +155,20 @@ def map_to_thresholds(design: LevelDesign, kind: ItemKind) -> Matrix:
 
 
 def make_first_forms(
-    params: LatentTraitParams,
-    weights: Array,
-    level_counts: Array,
-    n_planes: Indices,
-    kind: ItemKind,
+    params: LatentTraitParams, weights: Array, level_counts: Array | None, kind: ItemKind
 ) -> Array:
     """Return forms of items with these weights, (n_forms, q + 1).
 
-    Offsets are those of the parameters, or follow from the margins.
+    Offsets are those of the parameters, or follow from the counts of levels.
     """
-    offsets = params.level_offsets
-    if offsets is None:
-        offsets = _make_first_offsets(level_counts, n_planes, kind)
-        offsets = offsets * np.repeat(stretch_offsets(weights), n_planes)
-    own = offsets if params.n_levels is None else params.offsets
-    levels = replace(
-        params, weights=weights, offsets=own, level_offsets=offsets, level_weights=None
+    own = params.items
+    offsets = own.offsets if own.level_offsets is None else own.level_offsets
+    if level_counts is not None:
+        offsets = _make_first_offsets(level_counts, params.n_planes, kind)
+        offsets = offsets * np.repeat(stretch_offsets(weights), params.n_planes)
+    by_item = offsets if params.n_levels is None else own.offsets
+    levels = params.with_items(
+        weights=weights, offsets=by_item, level_offsets=offsets, level_weights=None
     )
     # Nominal items start as partial credit.
     return levels.get_level_items("partial-credit" if kind == "nominal" else kind).to_forms()
@@ -175,23 +186,19 @@ def convert_forms(params: LatentTraitParams, own: LatentTraitParams, kind: ItemK
 
 def _move_measurements(params: LatentTraitParams, own: LatentTraitParams) -> LatentTraitParams:
     """Return the same items for continuous values that are standardized as in another fit."""
-    if params.means is None or params.scales is None or params.deviations is None:
+    if params.units is None or params.items.deviations is None:
         return params
-    assert own.means is not None
-    assert own.scales is not None
+    assert own.units is not None
     assert own.n_levels is not None
-    is_own, ratio = own.n_levels == 1, params.scales / own.scales
+    is_own, ratio = own.n_levels == 1, params.units.scales / own.units.scales
     weights, offsets = params.weights.copy(), params.offsets.copy()
     weights[is_own] *= ratio[:, None]
-    offsets[is_own] = ratio * offsets[is_own] + (params.means - own.means) / own.scales
-    return replace(
-        params,
-        weights=weights,
-        offsets=offsets,
-        means=own.means,
-        scales=own.scales,
-        deviations=params.deviations * ratio,
+    shift = (params.units.means - own.units.means) / own.units.scales
+    offsets[is_own] = ratio * offsets[is_own] + shift
+    moved = params.with_items(
+        weights=weights, offsets=offsets, deviations=params.items.deviations * ratio
     )
+    return replace(moved, units=own.units)
 
 
 def _make_first_offsets(level_counts: Array, n_planes: Indices, kind: ItemKind) -> Array:

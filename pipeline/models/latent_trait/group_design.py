@@ -10,11 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import FitError
-from pipeline.models.latent_trait.em import (
-    LatentTraitParams,
-    make_params,
-    turn_to_principal_axes,
-)
+from pipeline.models.latent_trait.params import LatentTraitParams, Traits, make_params
+from pipeline.models.latent_trait.rotations import turn_to_principal_axes
 from pipeline.models.loading_pattern import LoadingPattern
 
 Array = NDArray[np.float64]
@@ -321,20 +318,22 @@ def find_free_items(free: str, features: Sequence[str]) -> NDArray[np.intp]:
 
 def describe_traits(params: LatentTraitParams) -> dict[str, list[float]]:
     """Return mean and covariance of the traits of all rows, and their standard errors."""
-    names = ("trait_mean", "trait_covariance")
-    values = {name: getattr(params, name)[0].ravel() for name in names}
-    if params.trait_mean_error is not None:
-        values |= {f"{name}_error": getattr(params, f"{name}_error")[0].ravel() for name in names}
+    found = {"": params.traits, "_error": params.traits_error}
+    values = {
+        f"trait_{name}{suffix}": getattr(traits, name)[0].ravel()
+        for suffix, traits in found.items()
+        if traits is not None
+        for name in ("mean", "covariance")
+    }
     return {name: array.tolist() for name, array in values.items() if np.isfinite(array).all()}
 
 
 def get_traits(params: LatentTraitParams) -> tuple[Array, Array]:
     """Return μ_g, (n_groups, q), and Σ_g, (n_groups, q, q)."""
-    if params.trait_mean is None:
+    if params.traits is None:
         q = params.weights.shape[1]
         return np.zeros((1, q)), np.eye(q)[None]
-    assert params.trait_covariance is not None
-    return params.trait_mean, params.trait_covariance
+    return params.traits.mean, params.traits.covariance
 
 
 def choose_group_axes(
@@ -345,7 +344,8 @@ def choose_group_axes(
     With a loading pattern, only the signs of the traits are free. Groups with axes of their own
     have the signs with which their slopes agree best with those of the first group.
     """
-    slopes = params.weights[None] if params.group_weights is None else params.group_weights
+    groups = params.group_items
+    slopes = params.weights[None] if groups is None else groups.weights
     if pattern is not None and not has_equal_slopes_across_traits(pattern.slopes):
         # The slopes of a trait in the first group have a positive sum.
         signs = np.where(params.weights.sum(axis=0) < 0, -1.0, 1.0) * np.ones((len(slopes), 1))
@@ -368,17 +368,14 @@ def choose_group_axes(
 def _turn_traits(params: LatentTraitParams, slopes: Array, axes: Array) -> LatentTraitParams:
     """Return the parameters on other axes, (n_groups, q, q) or (1, q, q)."""
     slopes = slopes @ axes
-    turned = replace(params, weights=slopes[0].copy(), axes=axes[0])
-    if params.group_weights is not None:
-        turned = replace(turned, group_weights=slopes)
-    if params.trait_mean is None:
+    turned = replace(params.with_items(weights=slopes[0].copy()), axes=axes[0])
+    if params.group_items is not None:
+        turned = replace(turned, group_items=replace(params.group_items, weights=slopes))
+    if params.traits is None:
         return turned
     mean, covariance = get_traits(params)
-    return replace(
-        turned,
-        trait_mean=(mean[:, None] @ axes)[:, 0],
-        trait_covariance=axes.transpose(0, 2, 1) @ covariance @ axes,
-    )
+    mean = (mean[:, None] @ axes)[:, 0]
+    return replace(turned, traits=Traits(mean, axes.transpose(0, 2, 1) @ covariance @ axes))
 
 
 def _compare_with_first(slopes: Array) -> Array:

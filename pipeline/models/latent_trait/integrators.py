@@ -31,61 +31,65 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
 from pipeline.models.capabilities import LogLikelihood
-from pipeline.models.latent_trait.bifactor_information import summarize_bifactor_information
-from pipeline.models.latent_trait.em import (
+from pipeline.models.latent_trait.e_steps import get_shared_nodes, run_e_step
+from pipeline.models.latent_trait.forms import Matrix
+from pipeline.models.latent_trait.params import (
     ItemKind,
     LatentTraitParams,
-    blocks_from_working,
-    checks_from_working,
-    count_own_nodes,
-    e_step,
-    make_params,
-    nodes_from_working,
-    sum_far_rows,
-    sum_level_regression,
     unpack_answers,
 )
-from pipeline.models.latent_trait.forms import Matrix
+from pipeline.models.latent_trait.stages import (
+    blocks_from_working,
+    count_own_nodes,
+    nodes_from_working,
+)
 from pipeline.models.latent_trait.standard_errors import (
-    MAX_ITEMS,
+    MAX_PARAMETERS,
     ScoredRows,
     add_scores,
     count_complete_rows,
     draw_rows,
-    select_rows,
-    summarize_information,
-    summarize_regression_scores,
+    estimate_information,
 )
 from pipeline.models.state import Arrays
 from pipeline.numerics.logistic.bifactor import (
     TraitBlocks,
     bifactor_posterior,
+    compute_bifactor_scores,
     estimate_bifactor_e_step,
     estimate_bifactor_scores,
     find_trait_blocks,
 )
 from pipeline.numerics.logistic.categories.curves import LevelItems
-from pipeline.numerics.logistic.categories.e_step import sum_level_statistics
 from pipeline.numerics.logistic.categories.fit import sum_residuals
 from pipeline.numerics.logistic.categories.row_posteriors import (
-    SharedNodes,
     compute_level_node_posterior,
     compute_row_posterior,
 )
 from pipeline.numerics.logistic.categories.scores import (
-    LevelSums,
     RowRegression,
     choose_point_rule,
     leave_out_saturated,
     list_form_places,
     sum_block_scores,
 )
-from pipeline.numerics.logistic.centred_points import posterior_by_sampling
-from pipeline.numerics.logistic.latent_nodes import MAX_COMPONENTS, Nodes, RowPosterior
-from pipeline.numerics.logistic.lattice_nodes import MAX_MEAN_REACH
+from pipeline.numerics.logistic.centred_points import (
+    TraitItems,
+    posterior_by_sampling,
+)
+from pipeline.numerics.logistic.latent_nodes import (
+    MAX_COMPONENTS,
+    Nodes,
+    RowPosterior,
+    node_posterior,
+)
+from pipeline.numerics.logistic.lattice_nodes import estimate_lattice_e_step, list_lattice_nodes
 from pipeline.numerics.logistic.lattice_posterior import posterior_on_lattice
-from pipeline.numerics.logistic.logistic_sites import ep_posterior
-from pipeline.numerics.logistic.newton_step import unpack_triangles
+from pipeline.numerics.logistic.logistic_bound import (
+    VariationalPosterior,
+    variational_row_posterior,
+)
+from pipeline.numerics.logistic.logistic_sites import ep_posterior, sum_ep_score_products
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.sums import ClusteredSums, Sums
@@ -94,99 +98,20 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 _NANOSECONDS = 60.0  # per level and point of a row, of scores of many items
-_SCORE_SUMS = ("spread", "products", "weighted_products")
-
-
-def run_e_step(
-    params: LatentTraitParams,
-    items: LevelItems,
-    working: Arrays,
-    block: BinaryBlock,
-    regression: RowRegression | None,
-) -> Sums:
-    """Run the E-step of a stage on the rows of a block; `items` are functions of u."""
-    if items.asymptotes is not None:
-        own = make_params(items.weights, items.offsets, items.asymptotes)
-        return _convert_counts(items, e_step(own, working, block))
-    if params.n_levels is None:
-        own = make_params(items.weights, items.offsets)
-        return _convert_newton_sums(items, _run_binary_e_step(own, working, block, regression))
-    (X, observed), row_weights = unpack_answers(params, block), block.row_weights
-    row_means = None if regression is None else regression.means
-    nodes = get_shared_nodes(working)
-    found = sum_level_statistics(X, observed, items, nodes, row_weights, row_means)
-    sums = {
-        **found.sums._asdict(),
-        "peak": np.array(found.peak),
-        "error": np.array(found.error),
-        "empty_rows": np.array(block.count_unobserved_rows()),
-        **sum_level_regression(found, regression, row_weights),
-    }
-    return Sums.from_block(block, found.log_likelihood, sums)
-
-
-def _run_binary_e_step(
-    own: LatentTraitParams, working: Arrays, block: BinaryBlock, regression: RowRegression | None
-) -> Sums:
-    """Run the E-step of binary items; rows whose prior means are far from 0 have their own."""
-    if regression is None:
-        return e_step(own, working, block, may_leave_nodes=True)
-    is_far = np.asarray((np.abs(regression.means) > MAX_MEAN_REACH).any(axis=1))
-    if not is_far.any():
-        return e_step(own, working, block, regression, may_leave_nodes=True)
-    near, far = (block.take_rows(np.flatnonzero(part)) for part in (~is_far, is_far))
-    sums = e_step(own, working, near, regression.take_rows(~is_far), may_leave_nodes=True)
-    others = sum_far_rows(own, far, regression.take_rows(is_far))
-    return replace(
-        sums,
-        n_rows=sums.n_rows + others.n_rows,
-        weight=sums.weight + others.weight,
-        objective=sums.objective + others.objective,
-        values={name: v + others.values.get(name, 0) for name, v in sums.values.items()},
-    )
-
-
-def _convert_counts(items: LevelItems, sums: Sums) -> Sums:
-    """Return the sums of E-steps on nodes that count ones and values of binary items."""
-    n, q = items.weights.shape
-    own = np.zeros((n, q + 1)), np.zeros((n, q + 1, q + 1))
-    numbers = np.zeros((0, q + 1)), np.zeros((0, q + 1, q + 1)), np.zeros(0)
-    level_sums = LevelSums(sums.values["ones"], sums.values["mass"], *own, *numbers)
-    return replace(sums, values={**sums.values, **level_sums._asdict()})
-
-
-def _convert_newton_sums(items: LevelItems, sums: Sums) -> Sums:
-    """Return the sums of an expected log-likelihood that is quadratic in the forms.
-
-    Its gradient and curvature are those of a step of Newton's method.
-    """
-    values, (n, q) = dict(sums.values), items.weights.shape
-    gradient, curvature = values.pop("gradient"), unpack_triangles(values.pop("curvature"), q + 1)
-    slopes = gradient + np.einsum("jab,jb->ja", curvature, items.to_forms())
-    none = np.zeros((n, 0))
-    numbers = np.zeros((0, q + 1)), np.zeros((0, q + 1, q + 1)), np.zeros(0)
-    level_sums = LevelSums(none, none, slopes, curvature, *numbers)
-    return replace(sums, values={**values, **level_sums._asdict()})
-
-
-def get_shared_nodes(working: Arrays) -> SharedNodes:
-    """Return the nodes that rows share."""
-    spacing, checks = working.get("spacing"), checks_from_working(working)
-    assert checks is not None
-    nodes = Nodes(working["points"], working["log_weights"])
-    return SharedNodes(nodes, checks, None if spacing is None else float(spacing))
 
 
 def estimate_integrator(
-    items: tuple[Array, Array],
+    params: LatentTraitParams,
     working: Arrays,
     blocks: TraitBlocks | None,
-    n_planes: Indices,
     n_rows: int,
     n_groups: int,
 ) -> WorkEstimate:
     """Return the work of the E-step, and of the scores in the pass for errors."""
-    n_columns, q = int(np.maximum(n_planes, 1).sum()), items[0].shape[1]
+    if params.n_levels is None and blocks is None:
+        return _estimate_binary_work(params, working, n_rows)
+    items, n_planes = params.get_group(0).items, params.n_planes
+    n_columns, q = int(np.maximum(n_planes, 1).sum()), params.weights.shape[1]
     share = float(working.get("share", 0.0))
     if blocks is not None:
         stretch = float(working.get("stretch", 1.0))
@@ -208,6 +133,28 @@ def estimate_integrator(
         else:
             nanoseconds += share * 0.15 * n_nodes * n_levels**2
             n_sums += 3 * (n_columns * (q + 1)) ** 2
+    return WorkEstimate(nanoseconds, 8 * n_sums)
+
+
+def _estimate_binary_work(params: LatentTraitParams, working: Arrays, n_rows: int) -> WorkEstimate:
+    (n_features, q), is_complete = params.weights.shape, bool(working.get("is_complete", False))
+    width = (q + 1) * (q + 2)
+    if "has_own_nodes" in working:
+        n_nodes = count_own_nodes(q, working)
+        own = (params.weights, params.offsets)
+        nanoseconds = estimate_lattice_e_step(*own, is_complete, n_rows, n_nodes)
+    elif "by_sites" in working:
+        nanoseconds = (110 + q**2) * n_features + 1500
+    elif (nodes := nodes_from_working(working)) is not None:
+        n_nodes = len(nodes.points)
+        nanoseconds, width = (20 + 0.3 * n_nodes) * n_features + 8 * n_nodes + 500, 2 * n_nodes
+    else:
+        nanoseconds = (20 + 1.1 * q**2) * n_features
+    n_sums = n_features * width
+    if "share" in working:
+        is_wide, share = "directions" in working, float(working["share"])
+        nanoseconds += estimate_information(params, share, is_complete, is_wide)
+        n_sums += 3 * min(n_features * (q + 1), MAX_PARAMETERS) ** 2
     return WorkEstimate(nanoseconds, 8 * n_sums)
 
 
@@ -235,91 +182,103 @@ def sum_information(
         Items that count in reverse in sum scores, (n_features,); None if there are no fit
         statistics that need them.
     """
-    if params.n_levels is None:
-        return _sum_binary_information(items, working, block, rng, jacobian, regression)
-    shared, (X, observed) = get_shared_nodes(working), unpack_answers(params, block)
-    row_means = None if regression is None else regression.means
-    of_all = compute_level_node_posterior(X, observed, items, shared, row_means)
-    row_weights = np.ones(len(X)) if block.row_weights is None else block.row_weights
-    log_likelihood = float((row_weights * of_all.log_likelihood).sum())
-    values: dict[str, NDArray[Any]] = {}
-    has_fit = is_reversed is not None and not block.has_sampling_weights
-    if block.n_features <= MAX_ITEMS and is_reversed is not None and has_fit:
-        planes = np.repeat(is_reversed, items.n_planes)
-        values |= count_complete_rows(block, block.unpack_values(), observed, planes)
+    (X, observed), row_weights = unpack_answers(params, block), block.row_weights
+    has_sampling_weights = block.has_sampling_weights
+    sample = ScoredRows(X, observed, row_weights, has_sampling_weights, regression)
     is_taken = draw_rows(float(working["share"]), block, rng)
-    sample = ScoredRows(X, observed, row_weights, block.has_sampling_weights, regression)
-    sample, posterior = sample.take_rows(is_taken), of_all.take_rows(is_taken)
+    posterior: RowPosterior
+    if params.n_levels is None:
+        sample, is_own = sample.take_rows(is_taken), None
+        if "by_sites" in working and items.weights.shape[1] > MAX_COMPONENTS:
+            return _sum_only_scores(sample, items, working, block, jacobian)
+        objective = run_e_step(params, items, working, block, regression).objective
+        posterior, nodes = _integrate_binary_rows(sample, items, working)
+    else:
+        shared = get_shared_nodes(working)
+        row_means = None if regression is None else regression.means
+        of_all = compute_level_node_posterior(X, observed, items, shared, row_means)
+        weights = 1.0 if row_weights is None else row_weights
+        objective = float((weights * of_all.log_likelihood).sum())
+        posterior = taken = of_all.take_rows(is_taken)
+        sample, nodes, is_own = sample.take_rows(is_taken), shared.nodes, taken.is_own
     if sample.regression is not None:
         sample = sample._replace(regression=leave_out_saturated(sample.regression, posterior))
     rows = sample.X, sample.observed, items, posterior
-    values |= sum_residuals(*rows, sample.row_weights)
-    sums = Sums.from_block(block, log_likelihood, values)
-    if "directions" not in working:
-        is_own, nodes = posterior.is_own, shared.nodes
-        return add_scores(sums, block, sample, items, posterior, jacobian, nodes, is_own)
-    return _add_item_scores(sums, rows, working, jacobian, sample.row_weights)
-
-
-def _add_item_scores(
-    sums: Sums,
-    rows: tuple[Any, Any, LevelItems, RowPosterior],
-    working: Arrays,
-    jacobian: Matrix,
-    row_weights: Array | None,
-) -> Sums:
-    """Add the information of each item of many; `rows` are the arguments of `sum_block_scores`."""
-    if not working["directions"].shape[1]:
-        return sums
-    X, observed, items, posterior = rows
-    along = jacobian @ working["directions"]
-    found = sum_block_scores(X, observed, items, posterior, along, row_weights)
-    return replace(sums, values={**sums.values, **found._asdict()})
-
-
-def _sum_binary_information(
-    items: LevelItems,
-    working: Arrays,
-    block: BinaryBlock,
-    rng: RowRandom,
-    jacobian: Matrix,
-    regression: RowRegression | None,
-) -> Sums:
-    """Sum the information about the parameters of binary items."""
-    own = make_params(items.weights, items.offsets, items.asymptotes)
-    share = float(working["share"])
-    if (blocks := blocks_from_working(working)) is not None and "directions" not in working:
-        sums = summarize_bifactor_information(own, blocks, share, block, rng)
-        return convert_information(sums, jacobian)
-    if "directions" not in working and regression is None:
-        nodes = None if "has_own_nodes" in working else nodes_from_working(working)
-        n_own = count_own_nodes(own, working)
-        return summarize_information(own, nodes, share, block, rng, n_own, jacobian)
-    objective = _run_binary_e_step(own, working, block, regression).objective
-    if "directions" not in working:
-        assert regression is not None
-        sums = summarize_regression_scores(own, share, block, rng, regression, jacobian)
-        return replace(sums, objective=objective)
-    sample = select_rows(share, block, rng, regression)
-    means = None if sample.regression is None else sample.regression.means
-    posterior = posterior_on_lattice(sample.X, sample.observed, own.items, means)
-    rows = sample.X, sample.observed, items, posterior
-    values = sum_residuals(*rows, sample.row_weights)
+    values: dict[str, NDArray[Any]] = {**sum_residuals(*rows, sample.row_weights)}
+    if is_reversed is not None:
+        planes = np.repeat(is_reversed, items.n_planes)
+        values |= count_complete_rows(block, block.unpack_values(), block.unpack_mask(), planes)
+    if "directions" in working:
+        if working["directions"].shape[1]:
+            along = jacobian @ working["directions"]
+            values |= sum_block_scores(*rows, along, sample.row_weights)._asdict()
+        return Sums.from_block(block, objective, values)
     sums = Sums.from_block(block, objective, values)
-    return _add_item_scores(sums, rows, working, jacobian, sample.row_weights)
+    if (blocks := blocks_from_working(working)) is not None:
+        return _add_bifactor_scores(sums, block, sample, items, blocks, jacobian)
+    return add_scores(sums, block, sample, items, posterior, jacobian, nodes, is_own)
 
 
-def convert_information(sums: Sums, jacobian: Matrix) -> Sums:
-    """Return the sums about parameters, given those about forms of binary items."""
-    values = dict(sums.values)
-    curvature = scipy.sparse.block_diag([*values["curvature"]], format="csr")
-    values["curvature"] = (jacobian.T @ curvature @ jacobian).toarray()
-    for name in _SCORE_SUMS:
-        if name in values:
-            values[name] = np.asarray(jacobian.T @ (jacobian.T @ values[name]).T)
-    if isinstance(sums, ClusteredSums):
-        return replace(sums, values=values, scores=sums.scores @ jacobian)
-    return replace(sums, values=values)
+def _integrate_binary_rows(
+    sample: ScoredRows, items: LevelItems, working: Arrays
+) -> tuple[RowPosterior, Nodes | None]:
+    """Return the posterior of rows of binary items, and the nodes that it is on, if any."""
+    own, nodes = TraitItems(items.weights, items.offsets), nodes_from_working(working)
+    if (blocks := blocks_from_working(working)) is not None:
+        return bifactor_posterior(sample.X, sample.observed, *own, blocks), None
+    if "has_own_nodes" in working and sample.regression is None:
+        nodes = list_lattice_nodes(*own)
+    is_wide = "directions" in working and items.asymptotes is None
+    if nodes is None or is_wide or sample.regression is not None:
+        means = None if sample.regression is None else sample.regression.means
+        return posterior_on_lattice(sample.X, sample.observed, own, means), None
+    return node_posterior(sample.X, sample.observed, items, nodes), nodes
+
+
+def _sum_only_scores(
+    sample: ScoredRows, items: LevelItems, working: Arrays, block: BinaryBlock, jacobian: Matrix
+) -> Sums:
+    """Sum the products of scores by expectation propagation, unless the fit has too many items."""
+    values: dict[str, NDArray[Any]] = {"weight_informing": np.array(sample.weight)}
+    if "directions" not in working:
+        forms = items.weights, items.offsets
+        products = sum_ep_score_products(sample.X, sample.observed, *forms, sample.row_weights)
+        values["products"] = np.asarray(jacobian.T @ (jacobian.T @ products).T)
+    return Sums.from_block(block, 0.0, values)
+
+
+def _add_bifactor_scores(
+    sums: Sums,
+    block: BinaryBlock,
+    sample: ScoredRows,
+    items: LevelItems,
+    blocks: TraitBlocks,
+    jacobian: Matrix,
+) -> Sums:
+    """Return the sums of a block with scores of a sample of its rows; arguments as `add_scores`.
+
+    They have integrals of their own. Slopes that are 0 have information 0.
+    """
+    (X, observed), row_weights = (sample.X, sample.observed), sample.row_weights
+    found = compute_bifactor_scores(X, observed, items.weights, items.offsets, row_weights, blocks)
+    scores = found.scores @ jacobian[found.parameters]
+    weighted = scores if row_weights is None else row_weights[:, None] * scores
+    curvature = scipy.sparse.block_diag([*found.curvature], format="csr")
+    spread = jacobian[found.parameters].T @ found.spread
+    values = {
+        "spread": spread @ jacobian[found.parameters],
+        "products": scores.T @ weighted,
+        "curvature": (jacobian.T @ curvature @ jacobian).toarray(),
+    }
+    if sample.has_sampling_weights:
+        values["weighted_products"] = weighted.T @ weighted
+    sums = replace(sums, values={**sums.values, **values})
+    if block.clusters is None or row_weights is None:
+        return sums
+    clusters, places = np.unique(block.clusters, return_inverse=True)
+    by_cluster = np.zeros((len(clusters), scores.shape[1]))
+    np.add.at(by_cluster, places, weighted)
+    return ClusteredSums.from_sums(sums, clusters, by_cluster)
 
 
 def integrate_rows(
@@ -358,3 +317,11 @@ def compute_log_likelihood(
     group_items = params.get_group(block.segment).items
     sampled = posterior_by_sampling(*unpack_answers(params, block), group_items, rng, block.rows)
     return LogLikelihood(sampled.log_likelihood, sampled.standard_error)
+
+
+def compute_variational_posterior(
+    params: LatentTraitParams, block: BinaryBlock
+) -> VariationalPosterior:
+    """Return the variational posterior of each row of binary items without groups."""
+    bits = (block.words, block.observed_words, block.n_samples)
+    return variational_row_posterior(*bits, params.weights, params.offsets)

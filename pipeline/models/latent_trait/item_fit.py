@@ -23,28 +23,21 @@ results agree:
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.models.latent_trait.em import LatentTraitParams
 from pipeline.models.latent_trait.fit_statistics import (
     FittedItems,
-    compute_fit_statistics,
-    compute_likelihood_statistics,
-    compute_residual_fit,
     explain_missing_s_x2,
 )
-from pipeline.models.state import FitState
 from pipeline.numerics.logistic.categories.curves import (
     LevelItems,
     compute_level_probabilities,
     count_levels_at_nodes,
     iter_alike,
 )
-from pipeline.numerics.logistic.information import find_reversed_items
 from pipeline.numerics.logistic.latent_nodes import Nodes
 from pipeline.statistics.sums import Sums
 
@@ -54,33 +47,6 @@ Indices = NDArray[np.int64]
 _MIN_EXPECTED = 1.0  # expected rows in a cell
 _MAX_ENTRIES = 2**21  # of the characteristic functions that are kept at a time: 32 MiB
 _RARE_SHARE, _EMPTY_SHARE = 0.1, 0.05  # of scores with expected rows in a cell of this number
-
-
-def make_binary_items(
-    params: LatentTraitParams,
-    nodes: Nodes,
-    varying: NDArray[np.intp],
-    jacobian: scipy.sparse.csr_array,
-    n_item_parameters: int | None = None,
-) -> FittedItems:
-    """Return binary items, of which these are `varying`, as fit statistics take them."""
-    items = LevelItems.from_binary(*params.items, params.asymptotes)
-    counts = np.ones((len(items.offsets), 2))
-    counts[np.delete(np.arange(len(counts)), varying), 1] = 0.0
-    return FittedItems.from_jacobian(jacobian, items, nodes, counts.ravel(), n_item_parameters)
-
-
-def add_fit_statistics(
-    state: FitState, statistics: Sums, model: FittedItems, rank: int
-) -> FitState:
-    """Add fit statistics of binary items to parameters and diagnostics."""
-    params, is_sampled = state.params, bool(state.auxiliary["has_sampling_weights"])
-    is_reversed = find_reversed_items(params.weights)
-    items = compute_residual_fit(statistics) | compute_item_fit(model, statistics, is_reversed)
-    found = compute_likelihood_statistics(model.items, statistics, rank, is_sampled)
-    found |= compute_fit_statistics(model, statistics, rank, is_sampled)
-    diagnostics = {**state.diagnostics, "fit_statistics": found}
-    return replace(state, params=replace(params, **items), diagnostics=diagnostics)
 
 
 def compute_item_fit(

@@ -10,7 +10,7 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.errors import FitError, FitWarning
-from pipeline.models.latent_trait.em import MAX_PARAMETER
+from pipeline.models.latent_trait.params import MAX_PARAMETER
 from pipeline.numerics.logistic.categories.curves import compute_log_probabilities, iter_alike
 from pipeline.numerics.logistic.categories.gaussian_items import MIN_DEVIATION
 

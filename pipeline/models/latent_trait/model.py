@@ -1,9 +1,28 @@
-"""Latent-trait model: binary items that depend on a few Gaussian traits through logistic curves.
+"""Latent-trait model: items that depend on a few Gaussian traits through logistic curves.
 
-Model: x ~ N(0, I_q), P(t_i = 1 | x) = σ(w_i·x + b_i), items independent given x (M. E. Tipping,
-"Probabilistic visualisation of high-dimensional binary data", NIPS 1998).
+Model of binary items: x ~ N(0, I_q), P(t_i = 1 | x) = σ(w_i·x + b_i), items independent given x
+(M. E. Tipping, "Probabilistic visualisation of high-dimensional binary data", NIPS 1998).
 
-Fit by parameter-expanded EM with one of four E-steps, extrapolated by SQUAREM:
+More generally, x_n ~ N(μ_g + Γᵀz_n, Σ_g) in group g, and items depend on x through one linear form
+per plane, a_j·x + d_j, see `design` and `numerics.logistic.categories.curves`. A binary item has
+one plane. A continuous item is normal given x, see `numerics.logistic.categories.gaussian_items`.
+Forms may be equal in all groups, or known (R. D. Bock, M. F. Zimowski, "Multiple group IRT",
+Handbook of modern item response theory, 1997; R. J. Mislevy, Applied Psychological Measurement 11,
+1987). Γ is common to all groups. The first group has μ = 0 and Σ = I unless items are known. A
+loading pattern sets slopes to 0, or equal, and so fixes the axes: all traits of the first group
+have variance 1, and their correlations are estimated, or 0. Without groups, all rows are one group.
+
+Binary items of one trait may have guessing g and slipping s, P(t = 1) = g + (1 − s − g) σ(w x + b)
+(A. Birnbaum 1968; M. A. Barton, F. M. Lord 1981), whose logits are estimated, for each item or the
+same for all. They have priors, because data hardly determine them; g + s < 1 excludes the same
+curve with the opposite slope.
+
+Fit by parameter-expanded EM, extrapolated by SQUAREM. With Σ_g = L_g L_gᵀ, x = μ_g + L_g u and
+u ~ N(m_n, I) with m_n = L_g⁻¹ Γᵀ z_n,
+
+    a·x + d = (L_gᵀ a)·u + (d + a·μ_g),
+
+so each group has the E-step of the model without groups, at other forms. There are four of them:
 
 =============  =========================================================================  =======
 estimator      E-step                                                                     q
@@ -17,25 +36,46 @@ estimator      E-step                                                           
 `sampling`     also of the paper: fixed random draws of x                                any
 =============  =========================================================================  =======
 
-`auto` is quadrature, or `ep` if q > 3. The variational fit precedes if q > 2. Fits start from the
-counts of pairs of features, see `starts`; where these leave several starts open, a fit tries them.
+`auto` is quadrature, or `ep` if q > 3. The variational fit precedes if q > 2. All others than
+quadrature are for binary items without further structure. Each E-step gives the expected
+log-likelihood of forms, on nodes or as a quadratic function, see `e_steps`.
 
-=========  ==============  ================================
-symbol     field           shape
-=========  ==============  ================================
-w          weights         (n_features, n_components)
-b          offsets         (n_features,)
-s.e. of w  weights_error   (n_features, n_components)
-s.e. of b  offsets_error   (n_features,)
-=========  ==============  ================================
+M-step: steps of Fisher scoring for all forms, see `step`, and the moments of x for μ_g and Σ_g. If
+no item is known, the M-step also estimates μ and Σ of the first group, and absorbs them in the
+items (parameter expansion, see `numerics.logistic.parameter_expansion`). With covariates, Γ and all
+free μ_g follow from the normal equations of generalized least squares. The fit works with
+covariates (z − c) / s of mean 0 and variance 1. Its parameters are those of the covariates as they
+are: μ_g and offsets hold where z = 0.
+
+Fits start from the counts of pairs of features, see `starts`; where these leave several starts
+open, a fit tries them. `stages` has the nodes, and tells when finer ones follow.
+
+=========  ==================  ========================================
+symbol     field               shape
+=========  ==================  ========================================
+w          weights             (n_features, n_components)
+b          offsets             (n_features,)
+s.e. of w  weights_error       (n_features, n_components)
+s.e. of b  offsets_error       (n_features,)
+d_j        level_offsets       (n_planes,)
+a_j        level_weights       (n_planes, n_components)
+σ_i        deviations          (n_continuous,)
+w_gi       group_weights       (n_segments, n_features, n_components)
+μ_g        trait_mean          (n_segments, n_components)
+Σ_g        trait_covariance    (n_segments, n_components, n_components)
+Γ          coefficients        (n_covariates, n_components)
+c          covariate_center    (n_covariates,)
+g, s       guessing, slipping  (n_features,)
+=========  ==================  ========================================
 
 Cost per block: n_samples n_features q² per round of the variational E-step (5 to 20 rounds per row)
 and of `ep` (4 rounds; a pass takes 1 to 3 times as long); n_samples n_features n_nodes for
 quadrature with missing values, without them n_samples (n_features + nodes near a row). Passes: tens
 to hundreds. Missing values are left out of a row's likelihood. This is also right if observed
 values decide which values are missing, but not if the missing values themselves do.
-Not identifiable: rotations of x. The columns of w are its principal axes. The slopes of one trait
-have a positive sum; of several traits, the largest slopes of each.
+Not identifiable: rotations of x, unless slopes are known or a pattern sets them. The axes are the
+principal axes of the slopes of the first group. The slopes of one trait have a positive sum; of
+several traits, the largest slopes of each.
 """
 
 from __future__ import annotations
@@ -43,22 +83,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from pkgutil import resolve_name
-from typing import Any, ClassVar, Literal
+from functools import cached_property, partial
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
+from scipy.special import expit
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.data.features import Feature, are_binary, count_free_moments
+from pipeline.data.features import Feature, are_binary, count_free_moments, find_first_planes
 from pipeline.data.matching import UNKNOWN_SEGMENT, draw_segments
 from pipeline.errors import LEAVE_OUT, FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.learning.convergence import (
     ConvergenceCriterion,
     ObjectiveCriterion,
+    PassCountCriterion,
     find_final_objective,
 )
 from pipeline.learning.held_out import (
@@ -70,83 +110,205 @@ from pipeline.learning.held_out import (
 )
 from pipeline.models.base import Model
 from pipeline.models.capabilities import ItemCurves, LogLikelihood
-from pipeline.models.latent_trait.em import (
-    MAX_INTEGRATION_ERROR,
-    NODES_PER_AXIS_LIMITS,
+from pipeline.models.latent_trait.asymptotes import (
+    ASYMPTOTES,
+    BOUNDARY,
+    add_first_asymptotes,
+    leave_out_zeros,
+    limit_asymptotes,
+    start_asymptotes,
+    warn_about_prior_scale,
+)
+from pipeline.models.latent_trait.checks import (
+    check_own_offsets,
+    check_structure,
+    reduce_pattern,
+    warn_about_empty_levels,
+)
+from pipeline.models.latent_trait.design import LevelDesign, OwnParameters, make_level_design
+from pipeline.models.latent_trait.e_steps import run_e_step
+from pipeline.models.latent_trait.errors import (
+    FitDesign,
+    collect_errors,
+    differentiate_block,
+    differentiate_forms,
+    invert,
+    list_constraints,
+    list_directions,
+)
+from pipeline.models.latent_trait.fit_statistics import (
+    FittedItems,
+    compute_fit_statistics,
+    compute_likelihood_statistics,
+    compute_residual_fit,
+)
+from pipeline.models.latent_trait.fit_warnings import (
+    MAX_STRETCH,
+    warn_about_component_limit,
+    warn_about_fit,
+    warn_about_integrals,
+    warn_about_reversed_items,
+    warn_about_steep_features,
+    warn_about_unknown_scale,
+)
+from pipeline.models.latent_trait.forms import (
+    convert_forms,
+    make_first_forms,
+    map_to_thresholds,
+    stack_forms,
+    standardize_items,
+    with_forms,
+)
+from pipeline.models.latent_trait.group_design import (
+    GroupDesign,
+    absorb_traits,
+    choose_group_axes,
+    compose_covariances,
+    convert_to_correlation,
+    describe_traits,
+    factorize,
+    find_free_items,
+    get_traits,
+    list_changes,
+    make_group_design,
+    update_traits,
+)
+from pipeline.models.latent_trait.identification import check_identification
+from pipeline.models.latent_trait.integrators import (
+    compute_codes,
+    compute_log_likelihood,
+    compute_variational_posterior,
+    estimate_integrator,
+    sum_information,
+)
+from pipeline.models.latent_trait.item_fit import (
+    compute_item_fit,
+)
+from pipeline.models.latent_trait.item_priors import (
+    DEFAULT_ASYMPTOTE_PRIOR,
+    PRIOR_FAMILIES,
+    ItemPrior,
+    PlacedPrior,
+    differentiate_log_prior,
+    parse_prior,
+    sum_log_prior,
+)
+from pipeline.models.latent_trait.known_values import (
+    check_known_answers,
+    check_known_levels,
+    warn_about_known_offsets,
+)
+from pipeline.models.latent_trait.params import (
+    ItemFit,
     ItemKind,
+    Items,
     LatentTraitParams,
+    Positions,
+    TraitRegression,
+    Traits,
+    Units,
+    make_params,
+    unpack_answers,
+)
+from pipeline.models.latent_trait.regression_design import (
+    Regression,
+    check_covariates,
+    describe_population,
+    estimate_regression,
+    find_contradiction,
+    get_coefficients,
+    limit_covariates,
+    limit_crossing,
+    make_row_regression,
+    move_origin,
+)
+from pipeline.models.latent_trait.rotations import principal_axes, rotate_weights
+from pipeline.models.latent_trait.stages import (
+    MAX_INTEGRATION_ERROR,
+    MAX_SLOPE,
+    NODES_PER_AXIS_LIMITS,
     NodeGrid,
     begin_finer_stage,
     choose_first_grid,
     count_max_nodes,
-    count_own_nodes,
     describe_own_nodes,
-    e_step,
     estimate_integration_error,
     find_steep_features,
     grid_from_working,
     has_likelihood,
     is_variational,
-    m_step,
-    make_params,
     needs_own_nodes,
     nodes_from_working,
-    principal_axes,
     represents_all_scales,
-    rotate_weights,
-    turn_to_principal_axes,
-    unpack_answers,
+    store_nodes,
     use_last_lattice,
-    variational_posterior,
-)
-from pipeline.models.latent_trait.integrators import compute_codes, compute_log_likelihood
-from pipeline.models.latent_trait.item_fit import add_fit_statistics, make_binary_items
-from pipeline.models.latent_trait.item_priors import (
-    DEFAULT_ASYMPTOTE_PRIOR,
-    PRIOR_FAMILIES,
-    parse_prior,
 )
 from pipeline.models.latent_trait.standard_errors import (
     MAX_PARAMETERS,
-    choose_error_form,
+    MAX_ROWS,
+    choose_asymptote_row_share,
+    choose_level_row_share,
     choose_row_share,
-    count_parameters,
-    estimate_information,
-    is_wide,
-    standard_errors,
-    summarize_information,
-    summarize_scores,
 )
 from pipeline.models.latent_trait.starts import (
     convert_to_slopes,
     find_moved_features,
     find_start_loadings,
-    stretch_offsets,
 )
+from pipeline.models.latent_trait.step import ItemGroup, take_level_steps
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure
 from pipeline.models.support import Conflict, Support
 from pipeline.numerics.gaussian.predictive import compute_predictive_probabilities
-from pipeline.numerics.logistic.categories.curves import compute_plane_probabilities
+from pipeline.numerics.logistic.bifactor import TraitBlocks
+from pipeline.numerics.logistic.categories.curves import (
+    LevelItems,
+    choose_level_lattice,
+    compute_plane_probabilities,
+    count_item_levels,
+    make_level_nodes,
+)
 from pipeline.numerics.logistic.categories.fit import compute_person_fit
-from pipeline.numerics.logistic.categories.gaussian_items import GaussianItems
+from pipeline.numerics.logistic.categories.gaussian_items import MIN_DEVIATION, GaussianItems
+from pipeline.numerics.logistic.categories.scores import (
+    LevelSums,
+    RowRegression,
+    count_score_products,
+    place_asymptotes,
+    sum_form_gradient,
+    sum_shift_scores,
+)
 from pipeline.numerics.logistic.centred_points import TraitItems
+from pipeline.numerics.logistic.information import find_reversed_items
 from pipeline.numerics.logistic.latent_nodes import (
     MAX_COMPONENTS,
+    Nodes,
     draw_nodes,
 )
-from pipeline.numerics.logistic.lattice_nodes import estimate_lattice_e_step
+from pipeline.numerics.logistic.lattice_nodes import (
+    MAX_MEAN_REACH,
+    list_shared_nodes,
+    make_even_nodes,
+)
 from pipeline.numerics.logistic.parameter_expansion import estimate_trait_gaussian
+from pipeline.params import replace_arrays
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts, pool_margins
+from pipeline.statistics.counts import (
+    FeatureCounts,
+    count_group_level_rows,
+    count_level_rows,
+    count_rows_by_level,
+    make_empty_level_warnings,
+)
+from pipeline.statistics.measurements import MeasuredCounts, check_numbers
 from pipeline.statistics.pair_moments import PairMoments, estimate_memory_of_moments
-from pipeline.statistics.sums import ClusteredSums, Sums
+from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
 
-_STRUCTURED_CLASS = "pipeline.models.latent_trait.structured:StructuredTrait"
 _DEFAULT_DRAWS = 500
 _FIRST_STAGE_TOL = 1e-3  # of the variational stage of `auto`
 SHORT_RUN_TOL = 1e-4  # of several starts
@@ -154,16 +316,24 @@ _LEAST_GAIN = 3.0  # of held-out rows by one more component, nats; chance gives 
 SEARCH_TOL = 1e-5  # of the search for the number of components
 _MAX_FAST_COMPONENTS = 2
 _MAX_START_COLUMNS = 4  # further components start at random
-_MAX_STRETCH = 0.018  # of the traits' standard deviation by a prior of slopes
-_STRETCH, _STRETCHED_TOL = 1.3, 1e-4  # of the stage on a lattice with fewer nodes
+_STRETCHED_TOL = 1e-4  # of the stage with fewer nodes
 _REFINING_PASSES = 30  # with more centred nodes; steep slopes would move on, by hardly any nats
 _EMPTY_COLUMN_SIZE = 0.1  # columns with a smaller root mean square are drawn again
-_ZERO_WEIGHT = 0.02  # components and features whose largest weight is below this count as empty
 _MIN_ROWS_PER_PARAMETER = 3  # with fewer, the inverse of the products of scores is meaningless
 _MAX_DIFFICULTY = 1e6
 _CLEAR_NATS = 3.0  # by which a fit is better than one with other signs
-_CLEAR_ERRORS = 3.0  # a slope of more standard errors has a sign
-_MAX_REVERSED_SHARE = 0.3  # of items; if more point the other way, both ways are usual
+_START_SLOPE = 1.0  # if all are equal
+_LEAST_SLOPE = 0.3  # at the start, if slopes are positive
+_NODE_MARGIN = 1.5  # of slopes when nodes of items with asymptotes are chosen
+_STRETCH = 1.3  # of the nodes of the first stage
+_BIFACTOR_STRETCH = 1.5  # likewise, of a bifactor pattern
+_LAST_STRETCH = {1: 0.85, 2: 0.75, 3: 0.75}  # of the last stage; flat optima need fine nodes
+_FINER = 0.8  # of the distances of nodes, if they are too far apart
+_MAX_SPACING_RATIO = 1.2  # of the nodes before a stage with new ones
+_STOPPING_RATIO = 1.5  # likewise, but the stage does not go on until it has converged
+_COVARIATE_SUMS = ("covariate_codes", "covariate_products")
+_BY_GROUP = (*LevelSums._fields, "moments", *_COVARIATE_SUMS)
+NOT_WITH_STRUCTURE = "the fit has groups, covariates, known items or a loading pattern"
 
 
 @dataclass(frozen=True)
@@ -315,19 +485,15 @@ class LatentTrait(Model):
         for name, families in PRIOR_FAMILIES.items():
             parse_prior(getattr(self, name), name, families)
 
-    @property
-    def mean_reach(self) -> float:
-        """How much farther the nodes reach because rows have means of their own, in deviations."""
-        return 0.0
+    def with_structure(self, structure: Structure) -> Self:
+        """Return the model of a fit with groups, known items, a pattern or covariates, or this.
 
-    @property
-    def has_asymptotes(self) -> bool:
-        """Whether items have guessing or slipping."""
-        return self.guessing != "none" or self.slipping != "none"
-
-    def with_structure(self, structure: Structure) -> Any:
-        """Return the model of groups, known items, a pattern, asymptotes or covariates, or this."""
-        plain = super().with_structure(structure)
+        Raises
+        ------
+        FitError
+            If the settings or parts of the structure cannot be combined.
+        """
+        adapted = super().with_structure(structure)
         has_items, has_pattern = structure.known_items is not None, structure.pattern is not None
         if self.correlations != "auto" and not has_pattern:
             raise FitError(
@@ -337,17 +503,23 @@ class LatentTrait(Model):
             )
         if not (structure.groups or has_items):
             self.check_unused_settings("invariance", "free", "traits")
-        if are_binary(structure.features) and self.items != "graded":
+        is_binary = are_binary(structure.features)
+        if is_binary and self.items != "graded":
             raise FitError(
                 f"No feature has more than two levels, so no item is {self.items}. Leave the kind "
                 "of items out.",
             )
         if not self.has_asymptotes:
             self._check_unused_priors()
-        is_plain = are_binary(structure.features) and not structure.parts
-        if is_plain and not self.has_asymptotes:
-            return plain
-        return resolve_name(_STRUCTURED_CLASS).from_model(self, structure)
+        if is_binary and not structure.parts and not self.has_asymptotes:
+            return adapted
+        adapted = replace(check_structure(self, structure), structure=structure)
+        if structure.covariates is not None and not adapted._trait_design.are_axes_shared:
+            raise FitError(
+                "{covariates} need items that all groups share. Name fewer items in {free}.",
+                parameter="covariates",
+            )
+        return adapted
 
     def check_unused_settings(self, *names: str) -> None:
         """Refuse settings of groups in a fit without groups, unless they have their defaults."""
@@ -369,11 +541,167 @@ class LatentTrait(Model):
                 )
 
     @property
+    def has_asymptotes(self) -> bool:
+        """Whether items have guessing or slipping."""
+        return self.guessing != "none" or self.slipping != "none"
+
+    @property
     def _has_equal_slopes(self) -> bool:
         return self.equal_slopes == "yes"
 
+    @property
+    def n_groups(self) -> int:
+        """Number of groups; 1 without groups."""
+        return max(len(self.structure.groups), 1)
+
+    @property
+    def mean_reach(self) -> float:
+        """How much farther the nodes reach because rows have means of their own, in deviations."""
+        return 0.0 if self.structure.covariates is None else MAX_MEAN_REACH
+
+    @property
+    def n_planes(self) -> Indices:
+        """Number of planes of each feature, (n_features,), 0 of a continuous one; none if plain."""
+        return np.diff(find_first_planes(self.structure.features))
+
+    @cached_property
+    def _is_binary(self) -> bool:
+        return bool((self.n_planes == 1).all())
+
+    @property
+    def _has_continuous(self) -> bool:
+        return bool((self.n_planes == 0).any())
+
+    @property
+    def _has_structure(self) -> bool:
+        """Whether the distribution of the traits is part of the fit."""
+        own = self.structure
+        parts = (own.known_items, own.pattern, own.covariates)
+        return bool(own.groups) or any(part is not None for part in parts)
+
+    @property
+    def _slopes(self) -> Indices | None:
+        """Number of each slope, see `LoadingPattern.slopes`; None without a pattern."""
+        pattern = self.structure.pattern
+        return None if pattern is None else pattern.slopes
+
+    @property
+    def _asymptote_kinds(self) -> tuple[str, str]:
+        return self.guessing, self.slipping
+
+    @cached_property
+    def _blocks(self) -> TraitBlocks | None:
+        """The blocks of items of a bifactor pattern, or None if they save no integrals."""
+        return reduce_pattern(self.structure, self.correlations) if self._is_binary else None
+
+    @property
+    def _scale(self) -> Array | None:
+        """Standard deviations of the covariates; None without covariates."""
+        own = self.structure.covariates
+        return None if own is None else np.array(own.deviations)
+
+    @cached_property
+    def _known_values(self) -> Array:
+        """Slopes and offset of the last form of each item, (n_features, q + 1), NaN if unknown."""
+        n_planes, known = self.n_planes, self.structure.known_items
+        if known is None:
+            return np.full((len(n_planes), (self.n_components or 1) + 1), np.nan)
+        last = np.cumsum(n_planes) - 1
+        is_continuous = n_planes == 0
+        last[is_continuous] = n_planes.sum() + 2 * np.arange(np.count_nonzero(is_continuous))
+        return known[last]
+
+    @property
+    def _are_items_known(self) -> NDArray[np.bool_]:
+        """Which items have no free weights and offsets, (n_features,)."""
+        return np.asarray(~np.isnan(self._known_values).any(axis=1))
+
+    def find_features_by_group(self) -> NDArray[np.intp]:
+        """Return the items whose slopes differ by group; none without groups."""
+        if not self.structure.groups:
+            return np.zeros(0, np.intp)
+        if self.invariance == "configural":
+            return np.arange(len(self.structure.features))
+        return find_free_items(self.free, self.structure.feature_names)
+
+    @cached_property
+    def _trait_design(self) -> GroupDesign:
+        """What is estimated of the distribution of the traits."""
+        return self._make_trait_design(self.prior_precision)
+
+    def _make_trait_design(self, prior_precision: float) -> GroupDesign:
+        has_priors = self.slope_prior != "none" or self.offset_prior != "none"
+        design = make_group_design(
+            self.n_groups,
+            self._known_values,
+            find_free_items(self.free, self.structure.feature_names),
+            self.invariance,
+            self.traits,
+            equal_slopes=self._has_equal_slopes,
+            prior_precision=prior_precision,
+            slopes=self._slopes,
+            is_correlated=self.correlations == "free",
+        )
+        return replace(design, is_expanded=design.is_expanded and not has_priors)
+
+    @cached_property
+    def _own_parameters(self) -> OwnParameters | None:
+        """Which parameters differ by group; None without groups."""
+        if not self.structure.groups:
+            return None
+        free_items = find_free_items(self.free, self.structure.feature_names)
+        is_free = np.isin(np.arange(len(self.structure.features)), free_items)
+        has_slopes = is_free & (not self._has_equal_slopes)
+        has_own_offsets = self.invariance in ("configural", "metric")
+        return OwnParameters(
+            has_slopes | (self.invariance == "configural"),
+            (is_free | has_own_offsets) & np.isnan(self._known_values[:, -1]),
+            has_own_offsets,
+            self.invariance != "strict",
+        )
+
+    @cached_property
+    def _kept_designs(self) -> dict[Any, LevelDesign]:
+        """Designs of forms: those of all passes are the same."""
+        return {}
+
+    def _get_design(self, arrays: Arrays, params: LatentTraitParams) -> FitDesign:
+        """Return the design, given arrays of the state with the counts of levels."""
+        counts, known = arrays["group_level_counts"], self.structure.known_items
+        if known is not None:
+            known = standardize_items(known, params)
+        q = params.weights.shape[1]
+        key = (q, counts.tobytes(), None if known is None else known.tobytes())
+        if key not in self._kept_designs:
+            self._kept_designs[key] = make_level_design(
+                counts,
+                params.n_planes,
+                q,
+                self.items,
+                self._has_equal_slopes,
+                self._slopes,
+                self._own_parameters,
+                known,
+                self._asymptote_kinds,
+            )
+        forms = self._kept_designs[key]
+        traits = replace(self._trait_design, n_components=q)  # which a fit may have chosen
+        return FitDesign(forms, traits, self.items, self._scale)
+
+    def _name_items(self, items: Sequence[int] | Indices) -> tuple[Any, ...]:
+        """Return the names of items: an index in a message would stand for a plane.
+
+        Without names, these are the indices.
+        """
+        names = self.structure.feature_names
+        return tuple(names[k] if names else k for k in np.asarray(items).tolist())
+
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
-        """Return the bytes of the sums over nodes, or of the curvatures, of all tasks."""
+        """Return the bytes of the tables over nodes of all tasks, and sums of all groups."""
+        if not self._is_binary:
+            n_nodes = {1: 250, 2: 2500, 3: 8500}[self.n_components or MAX_COMPONENTS]
+            n_columns = int(np.maximum(self.n_planes, 1).sum())
+            return self.n_groups * 8 * n_columns * 8 * n_nodes * n_threads
         q = self.n_components or n_features
         width = (q + 1) * (q + 2)
         if self.estimator in ("auto", "ep"):
@@ -382,32 +710,13 @@ class LatentTrait(Model):
             width = max(width, 2 * self._n_nodes(n_features, min(q, MAX_COMPONENTS)))
         n_segments = self._count_start_segments() or 1
         pairs = estimate_memory_of_moments(n_features, n_segments) // n_segments
-        return (8 * n_features * width * 4 + pairs) * n_threads
+        return self.n_groups * (8 * n_features * width * 4 + pairs) * n_threads
 
     def estimate_work(
         self, params: LatentTraitParams, working: Arrays, n_features: int, n_rows: int
     ) -> WorkEstimate:
         """Return the work of the E-step, and of the scores in the pass for errors."""
-        weights, is_complete = params.weights, bool(working.get("is_complete", False))
-        q = weights.shape[1]
-        width = (q + 1) * (q + 2)
-        if "has_own_nodes" in working:
-            n_nodes = count_own_nodes(params, working)
-            nanoseconds = estimate_lattice_e_step(
-                weights, params.offsets, is_complete, n_rows, n_nodes
-            )
-        elif "by_sites" in working:
-            nanoseconds = (110 + q**2) * n_features + 1500
-        elif (nodes := nodes_from_working(working)) is not None:
-            n_nodes = len(nodes.points)
-            nanoseconds, width = (20 + 0.3 * n_nodes) * n_features + 8 * n_nodes + 500, 2 * n_nodes
-        else:
-            nanoseconds = (20 + 1.1 * q**2) * n_features
-        n_sums = n_features * width
-        if "share" in working:
-            nanoseconds += estimate_information(params, float(working["share"]), is_complete)
-            n_sums += 3 * min(n_features * (q + 1), MAX_PARAMETERS) ** 2
-        return WorkEstimate(nanoseconds, 8 * n_sums)
+        return estimate_integrator(params, working, self._blocks, n_rows, self.n_groups)
 
     def _n_nodes(self, n_features: int, n_components: int) -> int:
         if self.estimator == "sampling":
@@ -417,31 +726,28 @@ class LatentTrait(Model):
 
     def summarize_first(self, block: BinaryBlock, rng: RowRandom) -> PairMoments:
         """Count features, and their pairs with anchors, with all segments pooled without groups."""
-        return PairMoments.from_block(block, self._list_n_planes(), self._count_start_segments())
+        n_planes = None if self._is_binary else self.n_planes
+        return PairMoments.from_block(block, n_planes, self._count_start_segments())
 
     def first_key(self, seed: int) -> str:
         """Return the key of the counts of pairs with anchors."""
         n_segments = self._count_start_segments()
         return "pair-moments" + ("" if n_segments is None else f"-by-group-{n_segments}")
 
-    def _list_n_planes(self) -> NDArray[np.int64] | None:
-        """Return the number of planes of each feature, None if all are binary."""
-        return None
-
     def _count_start_segments(self) -> int | None:
-        """Return the number of groups within which pairs are counted, None to pool all rows."""
-        return None
+        return self.n_groups if self.structure.groups else None
 
     def initialize(self, first: PairMoments, rng: np.random.Generator) -> FitState:
         """Check the data, and start from the counts of pairs, several times if they are unclear."""
         seed = rng.integers(2**63, size=1)
-        starts = []
-        for loadings in self._find_starts(first, self.n_components or 1, seed):
-            state = self._start_from(first.counts, loadings, seed)
-            starts.append(state)
+        n_planes = self._count_planes(first.counts)
+        starts = [
+            self._start_from(first.counts, loadings, seed)
+            for loadings in self._find_starts(first, self.n_components or 1, seed)
+        ]
         if self.n_components is None:
             columns = self._find_starts(first, _MAX_START_COLUMNS, seed)[0]
-            slopes = convert_to_slopes(columns, self._list_n_planes())
+            slopes = convert_to_slopes(columns, n_planes)
             auxiliary = {**starts[0].auxiliary, "start_weights": slopes}
             return replace(starts[0], auxiliary=auxiliary)
         if len(starts) == 1:
@@ -450,31 +756,24 @@ class LatentTrait(Model):
         shorts = (replace(s, auxiliary={**s.auxiliary, **is_short}) for s in starts)
         return replace(starts[0], starts=tuple(shorts))
 
+    def _count_planes(self, counts: FeatureCounts) -> Indices:
+        """Return the number of planes of each feature in the data, (n_features,)."""
+        return self.n_planes if self.structure.features else np.ones(counts.observed.shape[1], int)
+
     def _find_starts(
         self, first: PairMoments, n_components: int, seed: NDArray[np.int64]
     ) -> list[Array]:
         """Return loadings to start from, the most likely first, (n_features, n_components) each."""
-        n_planes = self._list_n_planes()
-        if n_planes is None:
-            n_planes = np.ones(first.counts.observed.shape[1], np.int64)
-        pattern = self._get_start_pattern()
-        loads = np.ones((len(n_planes), n_components), np.bool_) if pattern is None else pattern
+        n_planes, known = self._count_planes(first.counts), self.structure.known_items
+        loads = np.ones((len(n_planes), n_components), np.bool_)
         return find_start_loadings(
             first,
             n_planes,
-            loads,
+            loads if self._slopes is None else self._slopes >= 0,
             np.random.default_rng([*seed.tolist(), n_components]),
             are_correlated=self.correlations == "free",
-            known=self._get_known_slopes(),
+            known=None if known is None else self._known_values[:, :-1],
         )
-
-    def _get_start_pattern(self) -> NDArray[np.bool_] | None:
-        """Return which slopes may differ from 0, (n_features, n_components); None if all may."""
-        return None
-
-    def _get_known_slopes(self) -> Array | None:
-        """Return slopes known before the fit, NaN if unknown, (n_features, n_components)."""
-        return None
 
     def select_starts(self, ranked: Mapping[str, Sequence[FitState]]) -> FitState:
         """Continue the best start; warn if it is hardly better than one with other signs."""
@@ -492,15 +791,13 @@ class LatentTrait(Model):
         return self.select_start(best).with_warnings(warnings[:1])
 
     def _warn_about_weak_links(self, moved: NDArray[np.intp], loss: float) -> FitWarning:
-        names = getattr(self, "structure", Structure()).feature_names
-        indices: Any = tuple(names[k] for k in moved) if names else tuple(moved.tolist())
         text = (
             "too few rows or features link parts of the data: the signs or directions of the "
             "traits in these features, against those in the others, are hardly determined (another "
             f"fit has {max(loss, 0.0):.1f} nats less): {{features}}. Do not compare scores across "
             "the parts, or add rows or features that link them"
         )
-        return FitWarning(text, indices)
+        return FitWarning(text, self._name_items(moved))
 
     def select_start(self, state: FitState) -> FitState:
         """Continue the best start until it has converged."""
@@ -510,52 +807,126 @@ class LatentTrait(Model):
     def _start_from(
         self, first: FeatureCounts, loadings: Array, seed: NDArray[np.int64]
     ) -> FitState:
-        """Check the margins, and start from these loadings and the offsets of the margins."""
-        observed, ones = pool_margins(first)
-        n_features = len(ones)
-        if self.n_components is not None and self.n_components >= n_features:
+        """Check the levels, also within groups, and start from equal groups, and Γ = 0."""
+        n_planes, features = self._count_planes(first), self.structure.features
+        n_features, q = len(n_planes), self.n_components or 1
+        if self.n_components is not None and q >= n_features:
             raise FitError(
-                f"{{components}} is {self.n_components}, but the dataset has only {n_features} "
-                f"features. Choose at most {n_features - 1}.",
+                f"{{components}} is {q}, but the dataset has only {n_features} features. Choose at "
+                f"most {n_features - 1}.",
                 parameter="components",
             )
-        constant = self._find_constant_features(observed, ones)
+        level_rows = count_rows_by_level(first, features)
+        n_present = np.array([np.count_nonzero(rows) for rows in level_rows])
+        is_constant = n_present == 1
+        if self.structure.known_items is not None:
+            is_constant &= ~self._are_items_known
+        constant = np.flatnonzero(is_constant)
         if constant.size and self.constant_features == "refuse":
             raise FitError(
                 f"These features are constant: {{features}}. {LEAVE_OUT}, or use "
                 "{constant_features=pin}.",
-                constant.tolist(),
+                self._name_items(constant),
                 parameter="constant_features",
             )
-        weights = convert_to_slopes(loadings)
+        weights = convert_to_slopes(loadings, n_planes)
+        # Slopes of steps between levels are smaller than those of their normals.
+        if self.items != "graded":
+            weights /= np.sqrt(np.maximum(n_planes, 1))[:, None]
         if self._has_equal_slopes:
-            weights[:] = 0.5
+            weights[n_planes > 0] = _START_SLOPE
+        if self.slope_prior.startswith("lognormal"):
+            weights = np.maximum(np.abs(weights), _LEAST_SLOPE)
         weights[constant] = 0.0
-        margins = scipy.special.logit(np.clip(ones, 0.5, observed - 0.5) / observed)
+        params = make_params(weights, np.zeros(n_features))
+        if not self._is_binary:
+            params = replace(params, n_levels=n_planes + 1)
+        for name, kind in zip(("guessing", "slipping"), self._asymptote_kinds, strict=True):
+            if kind != "none":
+                params = params.with_items(**{name: np.zeros(n_features)})
+        if isinstance(first, MeasuredCounts):
+            check_numbers(first, features)
+            scales = np.sqrt(first.squares / first.number_weights)
+            # One row of outliers can make correlations larger than the variances allow.
+            explained = (weights[n_planes == 0] ** 2).sum(axis=1)
+            unique = np.maximum(1.0 - explained, MIN_DEVIATION**2)
+            params = params.with_items(deviations=np.sqrt(unique))
+            params = replace(params, units=Units(first.means, scales))
+        counts = np.concatenate(level_rows)
+        by_group = (
+            count_group_level_rows(first, features) if self.structure.groups else counts[None]
+        )
         auxiliary = {
             "constant": constant,
-            "margins": margins,
+            "diverging": np.zeros(0, np.int64),
+            "level_counts": counts,
+            "group_level_counts": by_group,
             "seed": seed,
             "n_rows": np.array(first.n_rows),
             "weight": np.array(first.weight),
             "is_complete": np.array(first.is_complete),
             "has_sampling_weights": np.array(first.has_sampling_weights),
         }
-        text = "constant features, pinned at their margins: {features}"
-        warnings = (FitWarning(text, tuple(constant.tolist())),) if constant.size else ()
-        offsets = margins * stretch_offsets(weights)
-        state = FitState(make_params(weights, offsets), auxiliary=auxiliary, warnings=warnings)
-        if self.n_components is None:
-            return self._begin_stage(state, weights, HELD_OUT_SHARE, self._last_estimator(1))
+        warnings: list[FitWarning] = []
+        if constant.size:
+            text = "constant features, pinned at their margins: {features}"
+            warnings.append(FitWarning(text, tuple(constant.tolist())))
+        if not self._is_binary:  # known levels need no row
+            estimated = [
+                np.ones(len(rows)) if is_known else rows
+                for rows, is_known in zip(level_rows, self._are_items_known, strict=True)
+            ]
+            warnings += make_empty_level_warnings(estimated, "these levels count as improbable")
+        params, own_warnings = self._add_structure(first, params, auxiliary)
+        state = FitState(params, auxiliary=auxiliary, warnings=tuple(warnings))
+        state = state.with_feature_names(self.structure.feature_names).with_warnings(own_warnings)
+        held_out = HELD_OUT_SHARE if self.n_components is None else 0.0
         # With up to two components, a pass on nodes costs little more than a variational one.
-        has_first_stage = self.estimator == "auto" and self.n_components > _MAX_FAST_COMPONENTS
-        estimator = "variational" if has_first_stage else self._last_estimator(self.n_components)
-        return self._begin_stage(state, weights, 0.0, estimator)
+        has_first_stage = self.estimator == "auto" and q > _MAX_FAST_COMPONENTS
+        estimator = "variational" if has_first_stage else self._last_estimator(q)
+        state = self._begin_stage(state, weights, held_out, estimator, counts)
+        own = self.structure.covariates
+        return state if own is None else limit_covariates(state, own)
 
-    def _find_constant_features(
-        self, observed: NDArray[np.int64], ones: NDArray[np.int64]
-    ) -> NDArray[np.intp]:
-        return np.flatnonzero((ones == 0) | (ones == observed))
+    def _add_structure(
+        self, first: FeatureCounts, params: LatentTraitParams, auxiliary: Arrays
+    ) -> tuple[LatentTraitParams, list[FitWarning]]:
+        """Check known items, pattern and groups against the data, and add them to parameters."""
+        constant, warnings = auxiliary["constant"], []
+        if (known := self.structure.known_items) is not None:
+            self._check_known_items(standardize_items(known, params), first)
+            params = replace(params, is_known=~np.isnan(known))
+        if constant.size and self.structure.pattern is not None:
+            varying = self.structure.pattern.without_loadings(constant)
+            check_identification(varying, self.structure.feature_names, self.correlations == "free")
+        if self.structure.groups:
+            assert self._own_parameters is not None
+            has_own = self._own_parameters.offsets & (self.n_planes > 0)
+            has_own[constant] = False
+            counts = auxiliary["group_level_counts"]
+            check_own_offsets(self.structure, counts, has_own)
+            if not self._is_binary:
+                warnings += warn_about_empty_levels(self.structure, counts, has_own)
+            params = replace(params, segments=first.segments, segment_rows=first.rows)
+        if (own := self.structure.covariates) is not None:
+            center = np.array(own.means)
+            if self._trait_design.origin is None:
+                center[:] = 0.0
+            coefficients = np.zeros((len(center), params.weights.shape[1]))
+            params = replace(params, regression=TraitRegression(coefficients, center))
+            warnings += own.make_warnings()
+        return params, warnings
+
+    def _check_known_items(self, items: Array, first: FeatureCounts) -> None:
+        names, counts = (
+            self.structure.feature_names,
+            count_level_rows(first, self.structure.features),
+        )
+        if self._is_binary:
+            check_known_answers(items, *np.transpose([(own.sum(), own[1]) for own in counts]))
+            return
+        is_graded = self.items == "graded"
+        check_known_levels(items, self.n_planes, is_graded, np.concatenate(counts), names)
 
     def _last_estimator(self, n_components: int) -> str:
         if self.estimator != "auto":
@@ -563,53 +934,230 @@ class LatentTrait(Model):
         return "quadrature" if n_components <= MAX_COMPONENTS else "ep"
 
     def _begin_stage(
-        self, state: FitState, weights: Array, held_out: float, estimator: str
+        self,
+        state: FitState,
+        weights: Array,
+        held_out: float,
+        estimator: str,
+        level_counts: Array | None = None,
     ) -> FitState:
-        """Start a stage with these weights, held-out share and E-step."""
-        working = self._make_working(state, weights, held_out, estimator)
-        return replace(state, params=make_params(weights, state.params.offsets), working=working)
+        """Start a stage with these weights, held-out share and E-step.
+
+        Offsets are those before, or follow from the counts of levels.
+        """
+        forms = make_first_forms(state.params, weights, level_counts, self.items)
+        if self.has_asymptotes:
+            forms = add_first_asymptotes(self, forms[: len(weights)])
+        q = weights.shape[1]
+        axes = {"rotated": weights, "axes": np.eye(q), "component_correlation": np.eye(q)}
+        params = replace(state.params.with_items(weights=weights), **axes)
+        mean, covariance = np.zeros((self.n_groups, q)), np.tile(np.eye(q), (self.n_groups, 1, 1))
+        design = self._get_design(state.auxiliary, params)
+        params = self._with_forms(
+            design, params, np.tile(forms, (self.n_groups, 1, 1)), mean, covariance
+        )
+        working = {"held_out": np.array(held_out)}
+        return self._choose_nodes(
+            replace(state, params=params, working=working), _STRETCH, estimator
+        )
+
+    def _with_forms(
+        self,
+        design: FitDesign,
+        params: LatentTraitParams,
+        forms: Array,
+        mean: Array,
+        covariance: Array,
+    ) -> LatentTraitParams:
+        """Return the parameters with the nearest forms that the design allows, and traits."""
+        forms = design.forms.fill(design.forms.collect(forms)).reshape(forms.shape)
+        return self._with_groups(params, forms, mean, covariance)
+
+    def _with_groups(
+        self, params: LatentTraitParams, forms: Array, mean: Array, covariance: Array
+    ) -> LatentTraitParams:
+        """Return the parameters with forms of items, (n_groups, n_forms, q + 1), and traits."""
+        groups = [
+            with_forms(params.select_items(group), own, self.items).items
+            for group, own in enumerate(forms)
+        ]
+        params = replace(params, items=groups[0])
+        if self._has_structure:
+            params = replace(params, traits=Traits(mean, covariance))
+        if params.segments is None:
+            return params
+        return replace(params, group_items=Items.combine(groups, np.stack))
+
+    def _choose_nodes(
+        self, state: FitState, stretch: float, estimator: str = "quadrature"
+    ) -> FitState:
+        """Begin a stage with nodes that resolve the items, their distances times `stretch`."""
+        params = state.params
+        if self._blocks is not None:
+            assert self._slopes is not None
+            loads: Any = {
+                "loads": self._slopes >= 0,
+                "stretch": np.array(_BIFACTOR_STRETCH),
+            }
+            return replace(state, working={**state.working, **loads})
+        if self.has_asymptotes:
+            nodes = self._make_even_nodes(params, _NODE_MARGIN)
+            spacing = nodes.points[1, 0] - nodes.points[0, 0]
+            n_nodes, distance = np.array(len(nodes.points)), np.array(spacing)
+            shared = {**nodes._asdict(), "nodes_an_axis": n_nodes, "node_spacing": distance}
+            return replace(state, working={**state.working, **shared})
+        if self._is_binary:
+            held_out = float(state.working["held_out"])
+            working = self._make_working(state, params.weights, held_out, estimator)
+            return replace(state, working={**state.working, **working})
+        if self.nodes and self.n_planes.any():
+            grid = NodeGrid(self.nodes, params.weights.shape[1])
+            own = grid.make_working_state(self.mean_reach > 0)
+            return replace(state, working={**state.working, **own})
+        items = self._find_steepest_items(params, stretch)
+        nodes, spacing = make_level_nodes(items, stretch, self.mean_reach)
+        if not self.n_planes.any():  # rows are integrated exactly
+            return replace(state, working={**state.working, **store_nodes(nodes, None)})
+        own = {"spacing": np.array(spacing), "stretch": np.array(stretch)}
+        return replace(
+            state,
+            working={**state.working, **store_nodes(nodes, spacing), **own},
+            auxiliary={**state.auxiliary, "needed_spacing": np.array(spacing)},
+        )
 
     def _make_working(
         self, state: FitState, weights: Array, held_out: float, estimator: str
     ) -> Arrays:
-        """Return the working state of a stage with these weights."""
-        working, q = {"held_out": np.array(held_out)}, weights.shape[1]
-        if estimator == "quadrature":
-            grid = NodeGrid(self.nodes, q) if self.nodes else choose_first_grid(weights)
-            is_complete = bool(state.auxiliary["is_complete"])
-            working["is_complete"] = np.array(is_complete)
-            if not self.nodes and needs_own_nodes(weights, state.params.offsets, is_complete):
-                grid = NodeGrid(NODES_PER_AXIS_LIMITS[q], q)
-                working["has_own_nodes"] = np.array(1)
-                if is_complete and held_out == 0:
-                    working["stretch"] = np.array(_STRETCH)
-            working |= grid.make_working_state(self.mean_reach > 0)
-        elif estimator == "sampling":
+        """Return what the E-step of a stage of binary items needs."""
+        q = weights.shape[1]
+        if estimator == "ep":
+            return {"by_sites": np.array(1)}
+        if estimator == "sampling":
             rng = np.random.default_rng(state.auxiliary["seed"])
-            working |= draw_nodes(self.nodes or _DEFAULT_DRAWS, q, rng)._asdict()
-        elif estimator == "ep":
-            working["by_sites"] = np.array(1)
-        return working
+            return draw_nodes(self.nodes or _DEFAULT_DRAWS, q, rng)._asdict()
+        if estimator == "variational":
+            return {}
+        grid = NodeGrid(self.nodes, q) if self.nodes else choose_first_grid(weights)
+        is_complete = bool(state.auxiliary["is_complete"])
+        working = {"is_complete": np.array(is_complete)}
+        if not self.nodes and needs_own_nodes(weights, state.params.offsets, is_complete):
+            grid = NodeGrid(NODES_PER_AXIS_LIMITS[q], q)
+            working["has_own_nodes"] = np.array(1)
+            if is_complete and held_out == 0:
+                working["stretch"] = np.array(_STRETCH)
+        return {**working, **grid.make_working_state(self.mean_reach > 0)}
+
+    def _make_even_nodes(self, params: LatentTraitParams, margin: float) -> Nodes:
+        """Return the nodes of the group with the narrowest posteriors, for steeper slopes."""
+        if self.nodes:
+            return make_even_nodes(self.nodes)
+        groups = (group.items for group in map(params.get_group, range(self.n_groups)))
+        all_nodes = (list_shared_nodes(margin * w, margin * b) for w, b in groups)
+        return max(all_nodes, key=lambda nodes: len(nodes.points))
+
+    def _get_items(self, params: LatentTraitParams, group: int = 0) -> LevelItems:
+        """Return the items as functions of the standard traits, which the nodes are of."""
+        return params.get_group(group).standardize(params.get_level_items(self.items, group))
+
+    def _stack_forms(self, params: LatentTraitParams) -> Array:
+        """Return the forms of all groups as functions of x, (n_groups, n_forms, q + 1)."""
+        return stack_forms(params, self.items, self.n_groups)
+
+    def _list_group_items(self, params: LatentTraitParams) -> list[TraitItems]:
+        return [params.get_group(group).items for group in range(self.n_groups)]
+
+    def _find_steepest_items(self, params: LatentTraitParams, stretch: float) -> LevelItems:
+        """Return the items of the group that needs the finest nodes."""
+        groups = [self._get_items(params, group) for group in range(self.n_groups)]
+        return min(groups, key=lambda items: choose_level_lattice(items, stretch).spacing)
+
+    def _choose_spacing(self, params: LatentTraitParams, stretch: float) -> float:
+        items = self._find_steepest_items(params, stretch)
+        return choose_level_lattice(items, stretch, self.mean_reach).spacing
+
+    def _has_coarse_nodes(self, state: FitState, max_ratio: float) -> bool:
+        """Return whether the nodes are farther apart than the items allow, by more than a ratio."""
+        if "spacing" not in state.working:
+            return False
+        needed = float(state.auxiliary["needed_spacing"])
+        return float(state.working["spacing"]) > max_ratio * needed
 
     def warm_start(self, state: FitState, params: LatentTraitParams) -> FitState:
-        """Start the last stage from an earlier fit, on the axes of its last pass."""
-        constant, margins = state.auxiliary["constant"], state.auxiliary["margins"]
-        weights, offsets = params.weights @ params.axes.T, params.offsets.copy()
-        weights[constant], offsets[constant] = 0.0, margins[constant]
-        state = replace(state, params=replace(params, offsets=offsets))
-        estimator = self._last_estimator(weights.shape[1])
-        return use_last_lattice(self._begin_stage(state, weights, 0.0, estimator))
+        """Start from an earlier fit with items of the same kind, on the axes of its last pass."""
+        traits, q, axes = self._trait_design, params.weights.shape[1], params.axes
+        without = replace(params, regression=None)
+        groups = [without.get_group(group) for group in range(self.n_groups)]
+        covariance = np.stack([axes @ group.root @ group.root.T @ axes.T for group in groups])
+        if traits.is_orthogonal:
+            covariance = covariance * np.eye(q)
+        has_correlation = traits.has_free_correlation[:, None, None]
+        other = np.where(has_correlation, convert_to_correlation(covariance), np.eye(q))
+        covariance = np.where(traits.has_free_covariance[:, None, None], covariance, other)
+        mean = np.stack([group.mean for group in groups]) @ axes.T
+        mean = np.where(traits.has_free_mean[:, None], mean, 0.0)
+        selected = [params.select_items(group) for group in range(self.n_groups)]
+        forms = np.stack([convert_forms(own, state.params, self.items) for own in selected])
+        if self.has_asymptotes:
+            forms = np.stack([start_asymptotes(self, own, len(params.offsets)) for own in forms])
+        design = self._get_design(state.auxiliary, params)
+        own = self._with_forms(design, state.params, forms, mean, covariance)
+        if params.regression is not None and own.regression is not None:
+            own = own.with_coefficients(params.regression.coefficients @ axes.T)
+        limit = {k: v for k, v in state.working.items() if k == "max_covariate"}
+        working = {"held_out": np.array(0.0), **limit}
+        state = self._choose_nodes(
+            replace(state, params=own, working=working),
+            _LAST_STRETCH.get(q, 1.0),
+            self._last_estimator(q),
+        )
+        state = replace(state, working={**state.working, **limit})
+        return use_last_lattice(state) if self._is_binary else state
+
+    def _get_group_index(self, block: BinaryBlock) -> int:
+        return block.segment if self.structure.groups else 0
+
+    def _get_rows(
+        self, params: LatentTraitParams, block: BinaryBlock, max_covariate: float = math.inf
+    ) -> RowRegression | None:
+        """Return standardized covariates, limited to a size, and the priors of the rows of a block.
+
+        None if all priors are standard normal.
+        """
+        if self._scale is None:
+            return None
+        group = self._get_group_index(block)
+        return make_row_regression(params, group, block, self._scale, max_covariate)
 
     def summarize(
         self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
-        """Run the E-step on the rows of a block, and score the held-out rows."""
-        run = partial(e_step, params, working)
-        return run_e_step_with_held_out(run, float(working["held_out"]), block, rng)
+        """Run the E-step of the block's group, and score the held-out rows."""
+        run = partial(self._run_e_step, params, working)
+        sums = run_e_step_with_held_out(run, float(working["held_out"]), block, rng)
+        return replace(sums, values=self._place_values(sums.values, _BY_GROUP, block))
+
+    def _run_e_step(self, params: LatentTraitParams, working: Arrays, block: BinaryBlock) -> Sums:
+        regression = self._get_rows(params, block, float(working.get("max_covariate", np.inf)))
+        items = self._get_items(params, self._get_group_index(block))
+        return run_e_step(params, items, working, block, regression)
+
+    def _place_values(
+        self, values: Mapping[str, NDArray[Any]], names: Sequence[str], block: BinaryBlock
+    ) -> dict[str, NDArray[Any]]:
+        """Put the sums of some names at the place of the block's group, along a first axis."""
+        placed = dict(values)
+        for name in names:
+            if name in values:
+                placed[name] = np.zeros((self.n_groups, *values[name].shape))
+                placed[name][self._get_group_index(block)] = values[name]
+        return placed
 
     def objective(self, params: LatentTraitParams, statistics: Sums) -> float:
-        """Return the mean log-likelihood per row (or its bound) plus the log prior, nats."""
-        return (statistics.objective + self._get_log_prior(params)) / statistics.weight
+        """Return the mean log-likelihood per row plus the log prior of all parameters, nats."""
+        log_prior = self._get_log_prior(params)
+        if self.has_asymptotes:
+            log_prior += self._sum_log_prior(params)
+        return (statistics.objective + log_prior) / statistics.weight
 
     def _get_log_prior(self, params: LatentTraitParams) -> float:
         """Return the log prior of `prior_precision`, on the scale of the traits before the last."""
@@ -619,9 +1167,50 @@ class LatentTrait(Model):
             return 0.0
         return -0.5 * self.prior_precision * self._sum_squared_slopes(params)
 
+    def _sum_log_prior(self, params: LatentTraitParams) -> float:
+        """Return the log prior of items with asymptotes, without that of `prior_precision`."""
+        is_constant = (params.weights == 0).all(axis=1)
+        present = np.column_stack([np.ones(len(is_constant)), ~is_constant]).ravel()
+        none = {"group_level_counts": np.tile(present, (self.n_groups, 1))}
+        forms = self._get_design(none, params).forms
+        free = forms.collect(self._stack_forms(params))
+        return sum_log_prior(free, self._list_priors(forms))
+
+    def _list_priors(self, forms: LevelDesign) -> list[PlacedPrior]:
+        """Return the priors of items with asymptotes, and who has them."""
+        places = {"slope": np.flatnonzero(forms.is_slope)}
+        if not self.has_asymptotes:
+            return []
+        places |= {kind: forms.find_offsets(kind) for kind in ("offset", "guessing", "slipping")}
+        named = {kind: self._get_prior(f"{kind}_prior") for kind in places}
+        return [
+            PlacedPrior(places[kind], prior)
+            for kind, prior in named.items()
+            if prior is not None and places[kind].size
+        ]
+
+    def _get_prior(self, name: str) -> ItemPrior | None:
+        return parse_prior(getattr(self, name), name, PRIOR_FAMILIES[name])
+
     def _sum_squared_slopes(self, params: LatentTraitParams) -> float:
-        """Return Σ w² of the slopes that have the prior of `prior_precision`."""
-        return float((params.weights**2).sum())
+        """Return Σ w² of the slopes that have a prior."""
+        return float((self._get_penalized_weights(params) ** 2).sum())
+
+    def _get_penalized_weights(self, params: LatentTraitParams) -> Array:
+        """Return the slopes that have a prior: equal ones have one together."""
+        has_items = self.structure.known_items is not None
+        if self.structure.groups or has_items or self.has_asymptotes:
+            n_levels = int(count_item_levels(self.n_planes).sum())
+            none = {"group_level_counts": np.ones((self.n_groups, n_levels))}
+            design = self._get_design(none, params).forms
+            return design.collect(self._stack_forms(params))[design.is_slope]
+        if self._slopes is not None:
+            loads = (self._slopes >= 0) & (params.weights != 0)
+            _, places = np.unique(self._slopes[loads], return_index=True)
+            return np.asarray(params.weights[loads][places])
+        if params.items.level_weights is None:
+            return params.weights
+        return np.concatenate([params.items.level_weights, params.weights[self.n_planes == 0]])
 
     def _get_precision(self, params: LatentTraitParams) -> float:
         """Return the precision of the prior on the final scale of the traits."""
@@ -634,7 +1223,12 @@ class LatentTrait(Model):
         return float(statistics.objective / statistics.weight)
 
     def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
-        """Stop on the change of the objective, sooner in the first stages."""
+        """Stop on the change of the objective, sooner in the first stages.
+
+        Stop at once if items are too steep for the nodes, which overestimate their likelihood.
+        """
+        if "is_short" not in state.auxiliary and self._has_coarse_nodes(state, _STOPPING_RATIO):
+            return PassCountCriterion(1)
         is_first = self.estimator == "auto" and is_variational(state.working)
         tol = max(self.tol, is_first * _FIRST_STAGE_TOL)
         if "is_short" in state.auxiliary:
@@ -650,37 +1244,175 @@ class LatentTrait(Model):
     def update(
         self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
     ) -> FitState:
-        """Run the M-step; constant features keep their parameters."""
-        nodes = nodes_from_working(state.working)
-        is_expanded = represents_all_scales(state.params, state.working, statistics)
-        if state.params.log_prior is not None:
-            return self._scale_traits(state, statistics) if is_expanded else state
-        free, diverging = m_step(
-            state.params,
-            nodes,
-            statistics,
-            self.prior_precision,
-            self._has_equal_slopes,
-            is_expanded,
-        )
-        constant = state.auxiliary["constant"]
-        free[constant], diverging[constant] = 0.0, False
-        free[constant, -1] = state.auxiliary["margins"][constant]
-        if (grid := grid_from_working(state.working)) is not None:
-            diverging |= grid.is_diverging(free[:, :-1])
-        auxiliary = {**state.auxiliary, "diverging": np.flatnonzero(diverging)}
-        return replace(state, params=state.params.with_free_parameters(free), auxiliary=auxiliary)
+        """Run the M-step for items, traits and coefficients; constant features keep theirs."""
+        sums, own = statistics.values, self.structure.covariates
+        if own is not None:
+            if (restarted := find_contradiction(state, statistics, own)) is not None:
+                return restarted
+            check_covariates(self._trait_design, sums["covariate_products"], own.names)
+        design = self._get_design(state.auxiliary, state.params)
+        params, before = self._center(design, state.params)
+        is_resolved = represents_all_scales(params.weights, state.working, statistics)
+        is_resolved |= not (self.nodes or self._is_binary)
+        if not (self._has_structure or self.has_asymptotes):
+            return self._update_without_structure(design, state, statistics, is_resolved)
+        traits, forms = self._trait_design, self._stack_forms(params)
+        if params.log_prior is None:
+            forms = self._take_steps(design, params, state.working, sums)
+        else:  # items stay when the scale of the traits is estimated
+            traits = self._make_trait_design(0.0)
+        mean, covariance = get_traits(params)
+        coefficients = before
+        if own is None:
+            forms, mean, covariance = update_traits(
+                traits, forms, mean, covariance, sums["moments"], is_resolved
+            )
+        else:
+            regression = Regression(mean, covariance, before)
+            if is_resolved or not traits.is_expanded:
+                regression = estimate_regression(traits, regression, sums)
+            mean, covariance, coefficients = regression
+            if traits.is_expanded and is_resolved:
+                root = factorize(covariance[:1])[0]
+                coefficients = np.linalg.solve(root, coefficients.T).T
+                forms, mean, covariance = absorb_traits(traits, forms, mean, covariance)
+            coefficients = limit_crossing(before, coefficients, own)
+        params = self._with_forms(design, params, forms, mean, covariance)
+        return self._finish_update(design, state, self._uncenter(design, params, coefficients))
+
+    def _update_without_structure(
+        self, design: FitDesign, state: FitState, statistics: Sums, is_resolved: bool
+    ) -> FitState:
+        """Run the M-step if the traits are standard; a prior of slopes knows of their expansion."""
+        params, sums = state.params, statistics.values
+        moments, forms = sums["moments"][0], self._stack_forms(params)[0]
+        q = params.weights.shape[1]
+        if params.log_prior is not None:
+            if not is_resolved:
+                return state
+            traits = estimate_trait_gaussian(moments, params.weights)
+            moved = np.column_stack(traits.absorb(forms[:, :-1], forms[:, -1]))[None]
+        else:
+            matrix = np.eye(q + 1)
+            if is_resolved:
+                penalized = self._get_penalized_weights(params)
+                traits = estimate_trait_gaussian(moments, penalized, self.prior_precision)
+                forms = np.column_stack(traits.absorb(forms[:, :-1], forms[:, -1]))
+                matrix = traits.standardization
+            items = params.get_level_items(self.items).with_forms(forms)
+            level_sums = LevelSums(*(sums[name][0] for name in LevelSums._fields))
+            points = get_points(state.working, level_sums)
+            group = ItemGroup.transform(items, points, level_sums, matrix)
+            moved = take_level_steps(design.forms, [group], self.prior_precision)[None]
+        standard = np.zeros((1, q)), np.eye(q)[None]
+        return self._finish_update(design, state, self._with_groups(params, moved, *standard))
+
+    def _take_steps(
+        self, design: FitDesign, params: LatentTraitParams, working: Arrays, sums: Arrays
+    ) -> Array:
+        """Run the M-step for items, given the traits; return (n_groups, n_forms, q + 1)."""
+        mean, covariance = get_traits(params)
+        changes, groups = list_changes(mean, factorize(covariance)), []
+        for group, change in enumerate(changes):
+            own = LevelSums(*(sums[name][group] for name in LevelSums._fields))
+            items, points = params.get_level_items(self.items, group), get_points(working, own)
+            groups.append(ItemGroup.transform(items, points, own, change.T))
+        priors = self._list_priors(design.forms)
+        forms = take_level_steps(design.forms, groups, self.prior_precision, priors)
+        return np.stack(np.split(forms, self.n_groups))
+
+    def _finish_update(
+        self, design: FitDesign, state: FitState, params: LatentTraitParams
+    ) -> FitState:
+        """Return the state with new parameters, and the features whose slopes diverge."""
+        slopes = np.stack([items.weights for items in self._list_group_items(params)])
+        is_diverging = np.linalg.norm(slopes, axis=2).max(axis=0) > MAX_SLOPE
+        if self._is_binary:
+            is_known = np.ones(len(is_diverging), np.bool_)
+            is_known[design.forms.free_items] = False
+            is_diverging &= ~is_known
+        auxiliary = {**state.auxiliary, "diverging": np.flatnonzero(is_diverging)}
+        if "spacing" in state.working:
+            spacing = self._choose_spacing(params, float(state.working["stretch"]))
+            auxiliary["needed_spacing"] = np.array(spacing)
+        return replace(state, params=params, auxiliary=auxiliary)
+
+    def _center(
+        self, design: FitDesign, params: LatentTraitParams
+    ) -> tuple[LatentTraitParams, Any]:
+        """Return items and traits for standardized covariates, and their coefficients."""
+        if design.scale is None:
+            return params, None
+        coefficients, center = get_coefficients(params)
+        moved = self._move_origin(params, center @ coefficients)
+        return moved, coefficients * design.scale[:, None]
+
+    def _uncenter(
+        self, design: FitDesign, params: LatentTraitParams, coefficients: Any
+    ) -> LatentTraitParams:
+        """Undo `_center`."""
+        if design.scale is None:
+            return params
+        own = coefficients / design.scale[:, None]
+        moved = self._move_origin(params, -(get_coefficients(params)[1] @ own))
+        return moved.with_coefficients(own)
+
+    def _move_origin(self, params: LatentTraitParams, shift: Array) -> LatentTraitParams:
+        mean, covariance = get_traits(params)
+        forms, mean = move_origin(self._trait_design, self._stack_forms(params), mean, shift)
+        return self._with_groups(params, forms, mean, covariance)
 
     def pack_params(self, params: LatentTraitParams) -> Array:
-        """Return weights and offsets side by side, (n_features, n_components + 1)."""
-        return params.free_parameters
+        """Return forms of items and, with a structure, means, Cholesky factors and coefficients.
+
+        Those are for standardized covariates.
+        """
+        if not self._has_structure:
+            forms: Array = self._stack_forms(params)[0]
+            return forms
+        own, coefficients = self._scale, np.zeros(0)
+        if own is not None:
+            coefficients, center = get_coefficients(params)
+            params = self._move_origin(params, center @ coefficients)
+            coefficients = coefficients * own[:, None]
+        mean, covariance = get_traits(params)
+        parts = (self._stack_forms(params), mean, factorize(covariance), coefficients)
+        return np.concatenate([part.ravel() for part in parts])
 
     def unpack_params(self, params: LatentTraitParams, packed: Array, weight: float) -> Any:
-        """Return the parameters with these weights and offsets."""
-        return params.with_free_parameters(packed)
+        """Undo `pack_params`."""
+        if not self._has_structure:
+            return with_forms(params, self._limit_forms(params, packed[None])[0], self.items)
+        n, q, shape = self.n_groups, params.weights.shape[1], self._stack_forms(params).shape
+        ends = np.cumsum([math.prod(shape), n * q, n * q * q])
+        forms, mean, root, coefficients = np.split(packed.copy(), ends)
+        n_standard = 0
+        if self._trait_design.has_free_correlation.any():
+            n_standard = n if self.invariance == "configural" else 1
+        covariance = compose_covariances(root.reshape(n, q, q), n_standard)
+        limited = self._limit_forms(params, forms.reshape(shape))
+        params = self._with_groups(params, limited, mean.reshape(n, q), covariance)
+        if (scale := self._scale) is None:
+            return params
+        own = coefficients.reshape(len(scale), q) / scale[:, None]
+        moved = self._move_origin(params, -(get_coefficients(params)[1] @ own))
+        return moved.with_coefficients(own)
+
+    def _limit_forms(self, params: LatentTraitParams, forms: Array) -> Array:
+        """Keep extrapolated forms of items with asymptotes where the model is defined."""
+        if not self.has_asymptotes:
+            return forms
+        return limit_asymptotes(forms, self._stack_forms(params), self.slope_prior)
 
     def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
-        """Continue with more components, all rows, the final estimator, or more nodes."""
+        """Continue with covariates as they are, more components, the last estimator, finer nodes.
+
+        If the prior of slopes stretches the traits, a last stage estimates their scale.
+        """
+        if "max_covariate" in state.working:
+            working = {name: own for name, own in state.working.items() if name != "max_covariate"}
+            working["limited_objective"] = np.array(statistics.objective)
+            return replace(state, working=working)
         if state.working["held_out"] > 0:
             return self._add_component(state, statistics)
         if self.estimator == "auto" and is_variational(state.working):
@@ -689,20 +1421,37 @@ class LatentTrait(Model):
             )
             return self._begin_stage(state, weights, 0.0, self._last_estimator(weights.shape[1]))
         finer = None
-        if self.nodes is None:
+        if self.has_asymptotes:
+            finer = self._refine_shared_nodes(state)
+        elif not self._is_binary:
+            finer = self._refine_level_nodes(state, statistics)
+        elif self.nodes is None:
             items = self._list_group_items(state.params)
             finer = begin_finer_stage(state, statistics, items, self.mean_reach > 0)
-        if finer is None:
-            return self._begin_scaling(state, statistics)
-        # Estimates of the scale keep the ratios of slopes.
-        return finer if state.params.log_prior is None else replace(finer, params=state.params)
+            if finer is not None and (self._has_structure or state.params.log_prior is not None):
+                finer = replace(finer, params=state.params)  # steep slopes are not scaled back
+        return self._begin_scaling(state, statistics) if finer is None else finer
 
-    def _scale_traits(self, state: FitState, statistics: Sums) -> FitState:
-        """Estimate the distribution of the traits, and absorb it in the items."""
-        params = state.params
-        traits = estimate_trait_gaussian(statistics.values["moments"], params.weights)
-        moved = np.column_stack(traits.absorb(params.weights, params.offsets))
-        return replace(state, params=params.with_free_parameters(moved))
+    def _refine_shared_nodes(self, state: FitState) -> FitState | None:
+        """Start a stage with finer nodes for asymptotes; None if they are fine enough."""
+        if self.nodes:
+            return None
+        nodes = self._make_even_nodes(state.params, 1.0)
+        spacing = float(nodes.points[1, 0] - nodes.points[0, 0])
+        is_coarse = float(state.working["node_spacing"]) > _MAX_SPACING_RATIO * spacing
+        return self._choose_nodes(state, 1.0) if is_coarse else None
+
+    def _refine_level_nodes(self, state: FitState, statistics: Sums) -> FitState | None:
+        """Start a stage with finer nodes for items with levels; None if they are fine enough."""
+        last = _LAST_STRETCH[state.params.weights.shape[1]]
+        stretch = float(state.working.get("stretch", 0.0))
+        if stretch > last or self._has_coarse_nodes(state, _MAX_SPACING_RATIO):
+            return self._choose_nodes(state, min(stretch, last))
+        if stretch and float(statistics.values["error"]) > MAX_INTEGRATION_ERROR:
+            finer = self._choose_nodes(state, _FINER * stretch)
+            if finer.working["spacing"] < 0.99 * state.working["spacing"]:
+                return finer
+        return None
 
     def _begin_scaling(self, state: FitState, statistics: Sums) -> FitState | None:
         """Start a last stage, which only estimates the distribution of the traits.
@@ -718,11 +1467,7 @@ class LatentTrait(Model):
         scaling = replace(state, params=replace(state.params, log_prior=log_prior))
         moved = self.update(scaling, statistics, map, np.random.default_rng(0)).params
         squares = self._sum_squared_slopes(moved), self._sum_squared_slopes(state.params)
-        return scaling if squares[0] > (1 + _MAX_STRETCH) ** 2 * squares[1] else None
-
-    def _list_group_items(self, params: LatentTraitParams) -> list[TraitItems]:
-        """Return the items of all groups as functions of standard normal traits."""
-        return [params.items]
+        return scaling if squares[0] > (1 + MAX_STRETCH) ** 2 * squares[1] else None
 
     def _add_component(self, state: FitState, statistics: Sums) -> FitState:
         """Add a component while held-out rows gain; then fit all rows with the best number."""
@@ -740,26 +1485,22 @@ class LatentTrait(Model):
             weights = np.column_stack([state.params.weights, column])
             return self._begin_stage(state, weights, HELD_OUT_SHARE, self._last_estimator(q + 1))
         if is_best and q == limit:
-            state = replace(state, warnings=(*state.warnings, _warn_about_component_limit(q)))
+            state = replace(state, warnings=(*state.warnings, warn_about_component_limit(q)))
         state = replace(state, params=get_best_params(LatentTraitParams, auxiliary))
         weights = state.params.weights
         return self._begin_stage(state, weights, 0.0, self._last_estimator(weights.shape[1]))
 
     def finish(self, state: FitState, statistics: Sums) -> FitState:
-        """Rotate the weights, and add diagnostics and warnings."""
-        q = state.params.weights.shape[1]
-        estimator = "variational" if is_variational(state.working) else self._last_estimator(q)
-        params, working = self.choose_axes(state), state.working
+        """Rotate the weights, add difficulties, diagnostics and warnings; describe the traits."""
+        before, q, sums = state.params, state.params.weights.shape[1], statistics.values
+        params, working = self._choose_axes(state), state.working
         rotated, correlation = rotate_weights(params.weights, self.rotation)
         params = replace(params, rotated=rotated, component_correlation=correlation)
-        if q == 1:
-            difficulty = compute_difficulties(params.weights[:, 0], params.offsets)
-            params = replace(params, difficulty=difficulty)
         if "points" in working:
             working = {**working, "points": working["points"] @ params.axes}
-        sums = statistics.values
-        diagnostics = {
-            "n_components": params.weights.shape[1],
+        estimator = "variational" if is_variational(working) else self._last_estimator(q)
+        diagnostics: dict[str, Any] = {
+            "n_components": q,
             "rows_without_values": int(sums["empty_rows"]),
             "held_out_scores": get_held_out_scores(state.auxiliary).tolist(),
             "estimator": estimator,
@@ -768,38 +1509,118 @@ class LatentTrait(Model):
             diagnostics["objective_is"] = "lower bound"
         if "rounds" in sums:
             diagnostics["rounds_per_row"] = float(sums["rounds"]) / statistics.n_rows
-        prior = f"{{prior_precision={max(1.0, 10 * self.prior_precision):g}}}"
+        state = replace(state, params=params, working=working)
+        nodes, warnings = self._describe_nodes(before.weights, state, statistics)
+        prior = self._suggest_prior()
         scaled = params.get_group(UNKNOWN_SEGMENT).items.weights
-        warnings = [*state.warnings, *_warn_about_fit(scaled, state, diagnostics, prior)]
-        is_complete, diverging = bool(state.auxiliary["is_complete"]), state.auxiliary["diverging"]
-        steep = find_steep_features(params, working, is_complete)
+        warnings = [*warn_about_fit(scaled, state, diagnostics, prior), *warnings]
+        if self.prior_precision and not represents_all_scales(before.weights, working, statistics):
+            warnings += warn_about_unknown_scale(statistics)
+        if (bounded := self._find_bounded(params)).size:
+            text = (
+                "continuous features that the traits explain nearly completely, so that their "
+                f"deviation is at its lower bound, {MIN_DEVIATION} of their scale: {{features}}; "
+                "they have no standard errors"
+            )
+            warnings.append(FitWarning(text, tuple(bounded.tolist())))
+        priors = [n for n in ("slope_prior", "offset_prior") if getattr(self, n) != "none"]
+        if priors and self.structure.known_items is None:
+            warnings += warn_about_prior_scale(statistics, priors)
+        state = replace(state, warnings=(*state.warnings, *warnings))
+        state = state.with_feature_names(self.structure.feature_names)
+        params = replace(params, positions=self._find_positions(state))
+        if self.structure.pattern is not None:
+            correlation = convert_to_correlation(get_traits(params)[1])[0]
+            params = replace(params, component_correlation=correlation)
+        if self._scale is not None:
+            population, share = describe_population(params, statistics, self._scale)
+            params = replace(params, population=population)
+            diagnostics["explained_variance"] = share
+        return replace(state, params=params, diagnostics={**diagnostics, **nodes})
+
+    def _suggest_prior(self) -> str:
+        """Return a setting that keeps weights smaller."""
+        return f"{{prior_precision={max(1.0, 10 * self.prior_precision):g}}}"
+
+    def _describe_nodes(
+        self, weights: Array, state: FitState, statistics: Sums
+    ) -> tuple[dict[str, Any], list[FitWarning]]:
+        """Describe the nodes of the last pass, and warn if they do not suit the items.
+
+        `weights` are on the axes of the nodes, (n_features, q).
+        """
+        params, working, sums = state.params, state.working, statistics.values
+        steep, diverging = self._find_steep(state), state.auxiliary["diverging"]
+        prior, unresolved = self._suggest_prior(), np.setdiff1d(steep, diverging)
+        found: dict[str, Any] = {}
+        warnings: list[FitWarning] = []
         if "has_own_nodes" in working:
-            diagnostics |= describe_own_nodes(params, working, is_complete)
-            warnings += _warn_about_steep_features(np.setdiff1d(steep, diverging), prior)
+            found = describe_own_nodes(params, working, bool(state.auxiliary["is_complete"]))
+            warnings += warn_about_steep_features(unresolved, prior)
         elif "node_stretch" in working:
-            diagnostics["node_spacing"] = float(working["node_spacing"])
-            warnings += _warn_about_steep_features(np.setdiff1d(steep, diverging), prior)
+            found["node_spacing"] = float(working["node_spacing"])
+            warnings += warn_about_steep_features(unresolved, prior)
         elif (grid := grid_from_working(working)) is not None:
             peak = float(sums["peak"]) / statistics.weight
-            warnings += grid.warn_about_nodes(state.params.weights, diverging, peak, prior)
-            diagnostics["nodes_an_axis"] = grid.nodes_per_axis
+            warnings += grid.warn_about_nodes(weights, diverging, peak, prior)
+            found["nodes_an_axis"] = grid.nodes_per_axis
+        if "spacing" in working:
+            found["node_spacing"] = float(working["spacing"])
         if self.nodes is None:
             error = estimate_integration_error(state, statistics)
-            has_steps = bool(np.intersect1d(steep, diverging).size)
-            warnings += _warn_about_integrals(error, has_steps)
-        if self.prior_precision and not represents_all_scales(state.params, working, statistics):
-            warnings += _warn_about_unknown_scale(statistics)
-        state = replace(state, params=params, working=working)
-        return replace(state, diagnostics=diagnostics, warnings=tuple(warnings))
+            warnings += warn_about_integrals(error, bool(np.intersect1d(steep, diverging).size))
+        return found, warnings
 
-    def choose_axes(self, state: FitState) -> LatentTraitParams:
-        """Return the parameters on the axes that identify them."""
-        return turn_to_principal_axes(state.params)
+    def _find_steep(self, state: FitState) -> NDArray[np.intp]:
+        """Return the features that are too steep for the nodes of the last pass."""
+        is_complete = bool(state.auxiliary["is_complete"])
+        return find_steep_features(state.params, state.working, is_complete)
 
-    def _get_error_shape(self, params: LatentTraitParams) -> tuple[int, int]:
-        """Return the shape of weights that decides about the form of standard errors."""
-        n_features, q = params.weights.shape
-        return n_features, q
+    def _find_positions(self, state: FitState) -> Positions | None:
+        """Return the positions of items, and of levels, on the only trait."""
+        params, n_planes = state.params, state.params.n_planes
+        if params.weights.shape[1] > 1:
+            return None
+        slopes = params.weights[:, 0]
+        difficulty = compute_difficulties(slopes, params.offsets)
+        difficulty = np.where(n_planes > 0, difficulty, np.nan)
+        if self._is_binary or self.items == "nominal":
+            return Positions(difficulty)
+        design = self._get_design(state.auxiliary, params).forms.select_group(0)
+        offsets = map_to_thresholds(design, self.items) @ self._stack_forms(params)[0].ravel()
+        by_level = compute_difficulties(np.repeat(slopes, n_planes), offsets)
+        return Positions(difficulty, by_level)
+
+    def _choose_axes(self, state: FitState) -> LatentTraitParams:
+        """Turn the traits to the principal axes of the first group, or with positive slopes."""
+        before = state.params
+        params = choose_group_axes(before, self._trait_design, self.structure.pattern)
+        if params.regression is not None:
+            params = params.with_coefficients(params.regression.coefficients @ params.axes)
+        if params.items.level_weights is None:
+            return params
+        # The only trait of nominal items may have another direction, in each group by itself.
+        params = replace(params, items=_follow_signs(params.items, before.items))
+        if params.group_items is None:
+            return params
+        return replace(params, group_items=_follow_signs(params.group_items, before.group_items))
+
+    def _find_bounded(self, params: LatentTraitParams) -> Indices:
+        """Return the continuous features whose deviation is at its lower bound."""
+        if params.items.deviations is None:
+            return np.zeros(0, np.int64)
+        is_bounded = params.items.deviations <= 1.0001 * MIN_DEVIATION
+        return np.flatnonzero(self.n_planes == 0)[is_bounded]
+
+    def _choose_form(self, state: FitState) -> str:
+        """Return the form of standard errors: by expectation propagation, there are only scores."""
+        if state.auxiliary["has_sampling_weights"]:
+            return "sandwich"
+        return "crossproduct" if self._has_only_scores(state) else self.errors
+
+    def _has_only_scores(self, state: FitState) -> bool:
+        """Whether too many traits leave only the products of scores."""
+        return "by_sites" in state.working and state.params.weights.shape[1] > MAX_COMPONENTS
 
     def begin_information_pass(self, state: FitState) -> Arrays | None:
         """Request the sums for standard errors and fit statistics of a likelihood fit.
@@ -808,86 +1629,194 @@ class LatentTrait(Model):
         """
         if self.errors == "none" or not has_likelihood(state.working):
             return None
-        n_rows, shape = int(state.auxiliary["n_rows"]), self._get_error_shape(state.params)
-        is_sampled = bool(state.auxiliary["has_sampling_weights"])
-        form = choose_error_form(self.errors, shape, is_sampled)
-        share = choose_row_share(n_rows, shape, form, is_sampled)
-        return {**state.working, "share": np.array(share)}
+        params, is_sampled = state.params, bool(state.auxiliary["has_sampling_weights"])
+        design = self._get_design(state.auxiliary, params)
+        n_free, n_rows = design.forms.n_free, int(state.auxiliary["n_rows"])
+        form = self._choose_form(state)
+        if not self._is_binary:
+            n_products = count_score_products(self.n_planes, n_free, *state.working["points"].shape)
+            share = choose_level_row_share(n_rows, n_free, n_products, form)
+        elif self.has_asymptotes:
+            n_nodes = len(state.working["points"])
+            share = choose_asymptote_row_share(n_rows, len(params.offsets), n_nodes, form)
+        else:
+            n_features, q = params.weights.shape
+            n_axes = q if self._blocks is None else len(self._blocks.general) + 1
+            share = choose_row_share(n_rows, (n_features, n_axes), form, is_sampled)
+        if is_sampled:  # scores are summed by cluster
+            share = 1.0
+        further = {name: state.auxiliary[name] for name in ("level_counts", "group_level_counts")}
+        if design.is_wide:
+            share = min(1.0, MAX_ROWS / max(n_rows, 1))
+            none = np.zeros((len(design.forms.constant), 0))
+            is_possible = not self._explain_missing_errors(state)
+            further["directions"] = list_directions(design, params).scales if is_possible else none
+        return {**state.working, "share": np.array(share), **further}
+
+    def _explain_missing_errors(self, state: FitState) -> str:
+        """Return why there are no standard errors of many parameters; empty if there are."""
+        if state.auxiliary["has_sampling_weights"]:
+            return "sampling weights"
+        if self._has_only_scores(state):
+            return f"more than {MAX_COMPONENTS} components"
+        has_several = state.params.weights.shape[1] > 1
+        if has_several and self.n_groups > 1 and self._trait_design.is_rotatable:
+            # The rows do not inform about rotations, and errors by item would take noise for that.
+            return "groups with several traits"
+        if self._blocks is not None:
+            return "a bifactor pattern"
+        if self.has_asymptotes:
+            return "guessing or slipping"
+        return "" if self._scale is None else "covariates"
+
+    @property
+    def _missing_fit_reason(self) -> str:
+        """Why C₂ and S-X² are not defined; empty if they are."""
+        has_groups = bool(self.structure.groups) or self.structure.known_items is not None
+        if has_groups or (self._is_binary and self._has_structure):
+            return NOT_WITH_STRUCTURE
+        return "some items are continuous" if self._has_continuous else ""
 
     def summarize_information(
         self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
-        """MAP: sum the information about the parameters, the residuals and the counts."""
-        share = float(working["share"])
-        if grid_from_working(working) is None:
-            return summarize_scores(params, share, block, rng)
-        nodes = None if "has_own_nodes" in working else nodes_from_working(working)
-        n_own = count_own_nodes(params, working)
-        return summarize_information(params, nodes, share, block, rng, n_own)
+        """MAP: sum the information about the parameters, the residuals and the score."""
+        group, regression = self._get_group_index(block), self._get_rows(params, block)
+        design, items = self._get_design(working, params), self._get_items(params, group)
+        jacobian = differentiate_block(design, params, group)
+        is_reversed = None if self._missing_fit_reason else find_reversed_items(params.weights)
+        sums = sum_information(
+            params, items, working, block, rng, jacobian, regression, is_reversed
+        )
+        if not (self._has_structure or self.has_asymptotes):
+            return sums
+        own = self.summarize(params, working, block, rng).values
+        level_sums = LevelSums(*(own[name][group] for name in LevelSums._fields))
+        points = get_points(working, level_sums)
+        values = {**sums.values, "score": sum_form_gradient(items, points, level_sums)}
+        values |= {name: own[name] for name in _COVARIATE_SUMS if name in own}
+        if self.structure.known_items is not None:
+            shift = sum_shift_scores(items, points, level_sums)
+            values["shift_score"], values["shift_information"] = shift
+        if self.structure.pattern is not None:
+            values |= convert_code_moments(values, params.get_group(group).root)
+        by_group = ["score", *(("curvature", "item_variance") if "directions" in working else ())]
+        return replace(sums, values=self._place_values(values, by_group, block))
 
     def finish_information_pass(self, state: FitState, statistics: Sums) -> FitState:
-        """Add standard errors and, with quadrature, fit statistics."""
-        n_features, q = state.params.weights.shape
-        varying = np.setdiff1d(np.arange(n_features), state.auxiliary["constant"])
-        if grid_from_working(state.working) is not None:
-            state = self._add_fit_statistics(state, statistics, varying)
+        """Add standard errors, likelihood and fit statistics."""
+        design = self._get_design(state.auxiliary, state.params)
+        if "by_sites" not in state.working:
+            state = self._add_fit_statistics(design, state, statistics)
+        state = self._add_errors(design, state, statistics)
+        return self._describe_structure(state, statistics) if self._has_structure else state
+
+    def _add_fit_statistics(self, design: FitDesign, state: FitState, statistics: Sums) -> FitState:
+        params, fit = state.params, compute_residual_fit(statistics)
+        rank, items = design.count_parameters(), params.get_level_items(self.items)
         is_sampled = bool(state.auxiliary["has_sampling_weights"])
-        if (form := choose_error_form(self.errors, (n_features, q), is_sampled)) == "none":
-            return _warn_no_errors(state, "sampling weights need fewer components or items")
-        if is_wide(state.params) and q > MAX_COMPONENTS:
-            return _warn_no_errors(state, f"more than {MAX_PARAMETERS} parameters")
-        n_rows = _MIN_ROWS_PER_PARAMETER
-        rank = count_parameters(len(varying), q, self._has_equal_slopes)
-        if q > MAX_COMPONENTS and statistics.values["weight_informing"] < n_rows * rank:
-            return _warn_no_errors(state, f"fewer than {n_rows} rows per parameter")
-        state = replace(state, diagnostics={**state.diagnostics, "errors": form})
-        return self._add_errors(state, statistics, varying)
+        found = compute_likelihood_statistics(items, statistics, rank, is_sampled)
+        if reason := self._missing_fit_reason:
+            found |= dict.fromkeys(("m2_missing", "s_x2_missing"), reason)
+        else:
+            model = self._select_fitted_items(design, state)
+            is_reversed = find_reversed_items(params.weights)
+            fit |= compute_item_fit(model, statistics, is_reversed)
+            found |= compute_fit_statistics(model, statistics, rank, is_sampled)
+        if self.has_asymptotes:
+            found["log_prior"] = self._sum_log_prior(params) + self._get_log_prior(params)
+        diagnostics = {**state.diagnostics, "fit_statistics": found}
+        params = replace(params, fit=ItemFit(**fit))
+        return replace(state, params=params, diagnostics=diagnostics)
 
-    def _add_fit_statistics(
-        self, state: FitState, statistics: Sums, varying: NDArray[np.intp]
-    ) -> FitState:
-        nodes, q = nodes_from_working(state.working), state.params.weights.shape[1]
+    def _select_fitted_items(self, design: FitDesign, state: FitState) -> FittedItems:
+        """Return the items that vary in the data, as fit statistics take them."""
+        nodes, params = nodes_from_working(state.working), state.params
         assert nodes is not None
-        n = len(state.params.offsets)
-        jacobian = scipy.sparse.eye_array(n * (q + 1), format="csr")
-        if self._has_equal_slopes:  # the slope is the first parameter
-            columns = np.column_stack([np.zeros(n, np.int64), 1 + np.arange(n)]).ravel()
-            places = (np.arange(2 * n), columns)
-            jacobian = scipy.sparse.csr_array((np.ones(2 * n), places))
-        model = make_binary_items(state.params, nodes, varying, jacobian)
-        rank = count_parameters(len(varying), q, self._has_equal_slopes)
-        return add_fit_statistics(state, statistics, model, rank)
-
-    def _add_errors(self, state: FitState, statistics: Sums, varying: NDArray[np.intp]) -> FitState:
-        params, is_complete = state.params, bool(state.auxiliary["is_complete"])
-        fixed = np.ones(len(params.offsets), bool)
-        fixed[varying] = False
-        fixed[state.auxiliary["diverging"]] = True
-        fixed[find_steep_features(params, state.working, is_complete)] = True
-        errors = standard_errors(
-            params.weights,
-            _scale_sums(state, statistics),
-            state.diagnostics["errors"],
-            self._get_precision(params),
-            fixed,
-            self._has_equal_slopes,
+        jacobian, n_own = differentiate_forms(design, params), design.forms.n_free
+        if self.has_asymptotes:  # those that all items share come last
+            rows = place_asymptotes(len(self.n_planes), design.forms.n_components)
+            asymptotes = [design.forms.find_offsets(name) for name in ("guessing", "slipping")]
+            is_shared = np.isin(np.arange(n_own), np.concatenate(asymptotes))
+            is_shared &= design.forms.is_common
+            order = np.argsort(is_shared, kind="stable")
+            jacobian, n_own = jacobian[rows.ravel()][:, order], int((~is_shared).sum())
+        return FittedItems.from_jacobian(
+            jacobian,
+            self._get_items(params),
+            nodes,
+            state.auxiliary["level_counts"],
+            n_own,
+            list_constraints(design, params) if self._has_structure else None,
         )
-        arrays = {"weights_error": errors.weights, "offsets_error": errors.offsets}
-        if params.weights.shape[1] == 1:
-            slopes = params.weights[:, 0]
-            arrays["difficulty_error"] = errors.difficulties(slopes, params.offsets)
+
+    def _add_errors(self, design: FitDesign, state: FitState, statistics: Sums) -> FitState:
+        form = self._choose_form(state)
+        if self._has_only_scores(state) and not design.is_wide:
+            if form == "sandwich":
+                return _warn_no_errors(state, "sampling weights need fewer components or items")
+            n_rows, n_needed = _MIN_ROWS_PER_PARAMETER, design.count_parameters()
+            if statistics.values["weight_informing"] < n_rows * n_needed:
+                return _warn_no_errors(state, f"fewer than {n_rows} rows per parameter")
+        if design.is_wide:
+            if reason := self._explain_missing_errors(state):
+                return _warn_no_errors(state, f"more than {MAX_PARAMETERS} parameters and {reason}")
+            form = "louis"
+        state = replace(state, diagnostics={**state.diagnostics, "errors": form})
+        left_out = np.union1d(state.auxiliary["diverging"], self._find_bounded(state.params))
+        left_out = np.union1d(left_out, self._find_steep(state))
+        curvature = self._compute_prior_curvature(design.forms, state.params)
+        found = invert(design, state.params, statistics, form, curvature, left_out)
+        arrays, unknown = collect_errors(design, state.params, found, left_out)
         warnings = state.warnings
-        if errors.unknown.size:  # other warnings explain why the fixed features have none
+        if self.has_asymptotes:
+            free = [name for name in ASYMPTOTES if self._get_prior(f"{name}_prior") is None]
+            arrays, own_warnings = leave_out_zeros(design.forms, state.params, arrays, free)
+            warnings = (*warnings, *own_warnings)
+        if unknown.size:
             text = "the data do not determine these features' parameters; no standard errors: "
             text += "{features}"
-            warnings = (*warnings, FitWarning(text, tuple(errors.unknown.tolist())))
-        params = replace(params, **arrays)
-        warnings = (*warnings, *warn_about_reversed_items(params))
+            warnings = (*warnings, FitWarning(text, self._name_items(unknown)))
+        params = replace_arrays(state.params, arrays)
+        names = self.structure.feature_names
+        warnings = (*warnings, *warn_about_reversed_items(params, names))
         return replace(state, params=params, warnings=warnings)
+
+    def _compute_prior_curvature(self, forms: LevelDesign, params: LatentTraitParams) -> Array:
+        """Return minus the second derivatives of the log prior, (n_free,).
+
+        Asymptotes at 0 without a prior are given one, so that they count as known: otherwise no
+        parameter of their items would have an error.
+        """
+        curvature = self._get_precision(params) * forms.n_priors
+        if not self.has_asymptotes:
+            return curvature
+        free = forms.collect(self._stack_forms(params))
+        curvature = curvature + differentiate_log_prior(free, self._list_priors(forms))[1]
+        is_asymptote = np.zeros(forms.n_free, np.bool_)
+        for name in ("guessing", "slipping"):
+            is_asymptote[forms.find_offsets(name)] = True
+        is_at_boundary = is_asymptote & (curvature == 0) & (expit(free) < BOUNDARY)
+        return np.where(is_at_boundary, 1.0, curvature)
+
+    def _describe_structure(self, state: FitState, statistics: Sums) -> FitState:
+        """Warn about known items, and describe the traits of a fit without groups."""
+        has_items, groups = self.structure.known_items is not None, self.structure.groups
+        if has_items:
+            values, is_known = statistics.values, ~np.isnan(self._known_values[:, -1])
+            shift = values["shift_score"], values["shift_information"]
+            warnings = warn_about_known_offsets(*shift, is_known, self.structure.feature_names)
+            state = state.with_warnings(warnings)
+        found = dict(state.diagnostics["fit_statistics"])
+        if groups or has_items or self._scale is not None:
+            found.pop("marginal_reliability", None)  # it is for standard normal traits
+        if not groups:
+            found |= describe_traits(state.params)
+        return replace(state, diagnostics={**state.diagnostics, "fit_statistics": found})
 
     def count_parameters(self, state: FitState) -> tuple[int, int] | None:
         """Return the numbers of free parameters and of cells or moments, unless it has priors."""
-        structure: Structure = getattr(self, "structure", Structure())
+        structure = self.structure
         found = state.diagnostics.get("fit_statistics", {}).get("n_parameters")
         asymptotes = (self.guessing_prior, self.slipping_prior) if self.has_asymptotes else ()
         priors = {self.slope_prior, self.offset_prior, *asymptotes} - {"none"}
@@ -931,10 +1860,9 @@ class LatentTrait(Model):
 
         With guessing or slipping, or items with several levels, it is the log-likelihood itself.
         """
-        has_asymptotes = params.asymptotes is not None or params.group_guessing is not None
-        if has_asymptotes or params.n_levels is not None:
+        if params.asymptotes is not None or params.n_levels is not None:
             return self.log_likelihood(params, block, rng).nats
-        return variational_posterior(params, block).bound
+        return compute_variational_posterior(params, block).bound
 
     def log_likelihood(
         self, params: LatentTraitParams, block: BinaryBlock, rng: RowRandom
@@ -1001,7 +1929,7 @@ class LatentTrait(Model):
         self, params: LatentTraitParams, codes: Array, segments: NDArray[np.int64] | None = None
     ) -> Array:
         """Return expected values of continuous items given codes, (n_samples, n_continuous)."""
-        means = np.zeros(0) if params.means is None else params.means
+        means = np.zeros(0) if params.units is None else params.units.means
         numbers = np.tile(means, (len(codes), 1))
         for rows, items in self._iter_gaussians(params, segments, len(codes)):
             numbers[rows] += items.scales * items.compute_means(codes[rows]).T
@@ -1028,12 +1956,36 @@ class LatentTrait(Model):
         self, params: LatentTraitParams, segments: NDArray[np.int64] | None, n_rows: int
     ) -> Iterator[tuple[Any, GaussianItems]]:
         """Yield the rows and the continuous items of each group; nothing without such items."""
-        if params.deviations is None:
+        if params.units is None:
             return
         for rows, segment in _iter_segments(params, segments, n_rows):
             items = params.get_level_items(self.items, segment).gaussians
             assert items is not None
             yield rows, items
+
+
+def get_points(working: Arrays, sums: LevelSums) -> Array:
+    """Return the nodes of these sums, (n_nodes, q); none if they are those of other integrators."""
+    if sums.ones.shape[-1]:
+        return np.asarray(working["points"])
+    return np.zeros((0, sums.slopes.shape[-1] - 1))
+
+
+def convert_code_moments(sums: Mapping[str, NDArray[Any]], root: Array) -> dict[str, Array]:
+    """Convert sums of the codes of u to those of the traits x = L u."""
+    return {
+        "codes": root @ sums["codes"],
+        "codes_squared": root @ sums["codes_squared"] @ root.T,
+        "codes_variance": root @ sums["codes_variance"] @ root.T,
+    }
+
+
+def _follow_signs(items: Items, before: Items) -> Items:
+    """Reverse the weights of levels where those of items were reversed."""
+    product = (items.weights * before.weights).sum(axis=(-2, -1), keepdims=True)
+    assert items.level_weights is not None
+    level_weights = items.level_weights * np.where(product < 0, -1.0, 1.0)
+    return replace(items, level_weights=level_weights)
 
 
 def _iter_segments(
@@ -1069,139 +2021,8 @@ def _restart_empty_components(
     return rotated
 
 
-def _warn_about_component_limit(n_components: int) -> FitWarning:
-    return FitWarning(
-        f"held-out rows gained up to {n_components} components, the maximum for quadrature; "
-        "{estimator=auto} tries more"
-    )
-
-
-def _warn_about_fit(
-    weights: Array, state: FitState, diagnostics: Mapping[str, Any], prior: str
-) -> list[FitWarning]:
-    """Return warnings about the fit; `prior` is a setting that keeps the weights smaller."""
-    constant, diverging = state.auxiliary["constant"], state.auxiliary["diverging"]
-    warnings = _warn_about_zero_weights(weights, constant, diagnostics["estimator"])
-    if diverging.size:
-        text = (
-            "the data separate these features, so that their weights diverge and must not be "
-            f"interpreted: {{features}}; {prior} keeps them finite"
-        )
-        warnings.append(FitWarning(text, tuple(diverging.tolist())))
-    if empty := diagnostics["rows_without_values"]:
-        warnings.append(FitWarning(f"rows without any value: {empty}; their codes are 0"))
-    return warnings
-
-
-def _warn_about_steep_features(steep: NDArray[np.intp], prior: str) -> list[FitWarning]:
-    if not steep.size:
-        return []
-    text = (
-        "features too steep for any nodes: {features}. Their weights may be far off, or diverge "
-        f"because the data separate them, and they have no standard errors; use {prior}"
-    )
-    return [FitWarning(text, tuple(steep.tolist()))]
-
-
-def _warn_about_unknown_scale(statistics: Sums) -> list[FitWarning]:
-    """Warn if a prior stretches the traits, and the nodes are too coarse to undo it."""
-    moments = statistics.values["moments"]
-    moments = moments.reshape(-1, *moments.shape[-2:])[0]
-    deviation = float(np.sqrt(np.diag(moments)[:-1].max() / moments[-1, -1]))
-    if deviation <= 1 + _MAX_STRETCH:
-        return []
-    text = (
-        f"{{prior_precision}} stretches the traits of the rows to a standard deviation of "
-        f"{deviation:.2f} instead of 1, so that scores of other rows are on another scale; these "
-        "nodes cannot estimate the scale. Leave out {nodes}, or use another {estimator}"
-    )
-    return [FitWarning(text)]
-
-
-def _warn_about_integrals(error: float, has_steps: bool) -> list[FitWarning]:
-    """Warn about an error of the log-likelihood of all rows, NaN if it is unknown.
-
-    It is larger if some curves are so steep that they are steps for the nodes.
-    """
-    size, reason = f"{error:.1g} nats", "more nodes than are possible would be needed"
-    if has_steps:
-        size, reason = "some tenths of a nat", "no nodes resolve weights that diverge"
-    elif not error > MAX_INTEGRATION_ERROR:
-        return []
-    text = (
-        f"the log-likelihood of all rows may be off by {size}, because {reason}; likelihood-ratio "
-        "tests of this fit share the error"
-    )
-    return [FitWarning(text)]
-
-
-def _warn_about_zero_weights(
-    weights: Array, constant: NDArray[np.int64], estimator: str
-) -> list[FitWarning]:
-    size, q = np.abs(weights), weights.shape[1]
-    empty, warnings = int((size.max(axis=0) < _ZERO_WEIGHT).sum()), []
-    if empty:
-        remedy = "sparse data have this effect on the variational fit; try {estimator=auto}"
-        advice = remedy if estimator == "variational" else "fewer would describe the rows as well"
-        warnings.append(FitWarning(f"components without weight: {empty} of {q}; {advice}"))
-    unused = np.setdiff1d(np.flatnonzero(size.max(axis=1) < _ZERO_WEIGHT), constant)
-    if empty < q and unused.size:
-        warnings.append(FitWarning("features without weight: {features}", tuple(unused.tolist())))
-    return warnings
-
-
 def _warn_no_errors(state: FitState, reason: str) -> FitState:
     return replace(state, warnings=(*state.warnings, FitWarning(f"no standard errors: {reason}")))
-
-
-def warn_about_reversed_items(
-    params: LatentTraitParams, names: tuple[str, ...] = ()
-) -> list[FitWarning]:
-    """Name the items of one trait whose slopes have the other sign than most.
-
-    Slopes that may be 0 do not count. If many items point each way, as votes of two parties do,
-    nothing is reversed. `names` are those of the items if blocks have several planes per item.
-    """
-    if params.weights.shape[1] != 1 or params.weights_error is None:
-        return []
-    slopes, errors = params.weights[:, 0], params.weights_error[:, 0]
-    is_clear = np.abs(slopes) > _CLEAR_ERRORS * errors  # not of NaN
-    reversed_items = np.flatnonzero(is_clear & (slopes * slopes[is_clear].sum() < 0))
-    n_clear = int(is_clear.sum())
-    if not 0 < len(reversed_items) <= _MAX_REVERSED_SHARE * n_clear:
-        return []
-    n = len(reversed_items)
-    subject = "1 item points" if n == 1 else f"{n} items point"
-    reversal = "it" if n == 1 else "them"
-    text = (
-        f"{subject} the other way than the other {n_clear - n}: {{features}}. To reverse {reversal}"
-        ", replace the values x by 1 - x (levels: in reverse order) in the table of the data, or "
-        "at ingest by {map=NAME:0=1,1=0} or {levels=NAME:HIGHEST<...<LOWEST}"
-    )
-    indices = tuple(reversed_items.tolist())
-    return [FitWarning(text, tuple(names[k] for k in indices) if names else indices)]
-
-
-def _scale_sums(state: FitState, statistics: Sums) -> dict[str, Array]:
-    """Scale sums over a sample of rows to all rows.
-
-    The inverse of a sample covariance of normal scores is too large by a known factor. The
-    correction matters if there are many parameters.
-    """
-    sums, q = statistics.values, state.params.weights.shape[1]
-    n_informing = max(float(sums["weight_informing"]), 1.0)
-    share = n_informing / statistics.weight
-    if is_wide(state.params):
-        names: tuple[str, ...] = ("curvature", "item_variance", "shared_variance")
-        return {name: sums[name] / share for name in names}
-    scale = 1 / share
-    if q > MAX_COMPONENTS:
-        scale *= n_informing / (n_informing - state.params.free_parameters.size - 1)
-    names = ("spread", "products", "curvature", "weighted_products")
-    scaled = {name: scale * sums[name] for name in names if name in sums}
-    if isinstance(statistics, ClusteredSums):
-        scaled["weighted_products"] = statistics.sum_score_products()
-    return scaled
 
 
 def compute_difficulties(slopes: Array, offsets: Array) -> Array:

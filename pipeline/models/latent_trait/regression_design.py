@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from pipeline.data.blocks import BinaryBlock
 from pipeline.data.covariates import MAX_FIRST_COVARIATE, Covariates, find_collinear
 from pipeline.errors import FitError
-from pipeline.models.latent_trait.em import LatentTraitParams
 from pipeline.models.latent_trait.group_design import (
     MIN_VARIANCE,
     GroupDesign,
     factorize,
     get_traits,
 )
+from pipeline.models.latent_trait.params import LatentTraitParams, Traits
 from pipeline.models.state import FitState
 from pipeline.numerics.logistic.categories.scores import RowRegression
 from pipeline.numerics.logistic.lattice_nodes import MAX_MEAN_REACH
@@ -163,9 +163,8 @@ def _limit_shrinkage(covariance: Array, root: Array) -> Array:
 
 def get_coefficients(params: LatentTraitParams) -> tuple[Array, Array]:
     """Return Γ, (n_covariates, q), and the center of the covariates, (n_covariates,)."""
-    assert params.coefficients is not None
-    assert params.covariate_center is not None
-    return params.coefficients, params.covariate_center
+    assert params.regression is not None
+    return params.regression.coefficients, params.regression.covariate_center
 
 
 def check_covariates(design: GroupDesign, products: Array, names: Sequence[str]) -> None:
@@ -220,7 +219,7 @@ def find_contradiction(
     is_far = np.array([name in names for name in covariates.names])
     own = np.where(is_far[:, None], 0.0, coefficients)
     working = {name: v for name, v in state.working.items() if name != "limited_objective"}
-    return replace(state, params=replace(state.params, coefficients=own), working=working)
+    return replace(state, params=state.params.with_coefficients(own), working=working)
 
 
 def limit_crossing(before: Array, after: Array, covariates: Covariates) -> Array:
@@ -241,7 +240,7 @@ def limit_crossing(before: Array, after: Array, covariates: Covariates) -> Array
 
 def describe_population(
     params: LatentTraitParams, statistics: Sums, scale: Array
-) -> tuple[dict[str, Array], list[float]]:
+) -> tuple[Traits, list[float]]:
     """Return the traits over the fitted rows, and the shares of variance that covariates explain.
 
     `scale` has the deviations of the covariates.
@@ -254,10 +253,7 @@ def describe_population(
     z_covariance -= z_mean[:, :, None] * z_mean[:, None]
     own = coefficients * scale[:, None]
     explained = own.T @ z_covariance @ own
-    population = {
-        "population_mean": mean + center @ coefficients + z_mean @ own,
-        "population_covariance": covariance + explained,
-    }
+    population = Traits(mean + center @ coefficients + z_mean @ own, covariance + explained)
     shares = n_rows[:, 0] / n_rows.sum()
     variances = [np.diag(np.tensordot(shares, part, 1)) for part in (explained, covariance)]
     return population, (variances[0] / (variances[0] + variances[1])).tolist()

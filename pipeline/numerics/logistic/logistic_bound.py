@@ -247,25 +247,6 @@ def _unpack_gaussians(
     return rows[:, :, -1], rows[:, :, :-1]
 
 
-def variational_m_step(
-    curvature: Floats, target: Floats, prior_precision: Floats
-) -> tuple[Floats, Floats]:
-    """M-step: maximize the bound, for given posteriors and ξ, over weights and offsets.
-
-    `curvature` and `target` are as in `VariationalStatistics`, summed over all rows. Each w_i has a
-    normal prior with mean 0 and this precision, (q, q); offsets have none. Return weights,
-    (n_features, q), and offsets, (n_features,).
-    """
-    unobserved = np.flatnonzero(~(curvature[:, -1] > 0))
-    if len(unobserved):
-        raise FitError(f"Feature {unobserved[0]} is observed in no row. Leave it out.")
-    q = target.shape[1] - 1
-    matrices = curvature[:, _triangle_places(q + 1)]
-    matrices[:, :q, :q] += prior_precision
-    solved = np.linalg.solve(matrices, target[:, :, None])[:, :, 0].astype(np.float64)
-    return solved[:, :q], solved[:, q]
-
-
 def _check_arguments(
     words: Words,
     observed_words: Words | None,

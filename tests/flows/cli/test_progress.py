@@ -112,6 +112,11 @@ def test_an_error_is_one_object_with_the_exit_code(cli):
     assert line["message"].startswith("nowhere.zarr: there is no such dataset")
 
 
+def test_without_the_option_messages_are_lines(cli):
+    result = cli("fit", "--dataset", "nowhere.zarr")
+    assert result.message.startswith("error: nowhere.zarr")
+
+
 def test_an_unknown_option_is_named_as_before(cli):
     result = cli("fit", "--dataset", "nowhere.zarr", "--lgo-json")
     assert result.code == 2

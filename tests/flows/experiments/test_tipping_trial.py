@@ -29,7 +29,7 @@ from pipeline.data.blocks import BinaryBlock, iter_blocks, pack_block
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
-from pipeline.models.latent_trait.em import LatentTraitParams
+from pipeline.models.latent_trait.params import LatentTraitParams
 
 X = draw_noisy_prototypes(0.15, 20, 3).X
 BLOCK = pack_block(X)

@@ -265,7 +265,7 @@ def survey(cli, tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.matrix
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["graded", "partial-credit", "nominal"])
 def test_exported_items_with_levels_are_known(cli, survey, kind: str) -> None:
     settings = ("--components", 1, "--set", f"items={kind}", "--set", "tol=1e-9")

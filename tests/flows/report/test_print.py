@@ -336,6 +336,12 @@ def test_long_texts_stay_within_the_picture():
     assert (image[-8:] == 255).all()
 
 
+def test_a_mark_that_is_not_known_is_an_error():
+    unknown: Any = object()
+    with pytest.raises(AssertionError):
+        render_picture(Figure("Unknown", "", square(unknown)))
+
+
 def test_files_have_names_of_their_own():
     assert make_slug("Rows in latent space") == "rows-in-latent-space"
     assert make_slug("Votes_2026 / Café") == "votes-2026-cafe"

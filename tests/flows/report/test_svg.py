@@ -188,3 +188,9 @@ def test_names_are_no_markup() -> None:
     assert [" ".join(text.split()) for text in page.texts("text")] == [
         " ".join(name.split()) for name in names
     ]
+
+
+def test_a_mark_that_is_not_known_is_an_error() -> None:
+    unknown: Any = object()
+    with pytest.raises(AssertionError):
+        rendered(square(unknown))

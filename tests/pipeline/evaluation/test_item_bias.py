@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ from pipeline.evaluation.item_bias import (
 from pipeline.executors.base import SerialExecutor
 from pipeline.executors.progress import ignore_progress
 from pipeline.fitting.loop import fit_model
-from pipeline.models.latent_trait.em import LatentTraitParams
 from pipeline.models.latent_trait.model import LatentTrait
+from pipeline.models.latent_trait.params import Items, Traits, make_params
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
 from pipeline.passes.map_reduce import collect_statistics
@@ -228,14 +229,14 @@ def test_missing_answers_are_drawn_from_their_distribution() -> None:
     """Over many rows with the same answers, against the posterior by the trapezoidal rule."""
     slopes, offsets = np.array([1.5, 0.8, 2.0]), np.array([0.3, -0.5, 0.2])
     traits = [(0.0, 1.0), (0.8, 0.5)]
-    params = LatentTraitParams(
-        *(slopes[:, None], offsets, slopes[:, None], np.eye(1), np.eye(1)),
+    params = replace(
+        make_params(slopes[:, None], offsets),
         segments=np.arange(2),
         segment_rows=np.array([1, 1]),
-        trait_mean=np.array([[mean] for mean, _ in traits]),
-        trait_covariance=np.array([[[sd**2]] for _, sd in traits]),
-        group_weights=np.tile(slopes[:, None], (2, 1, 1)),
-        group_offsets=np.tile(offsets, (2, 1)),
+        traits=Traits(
+            np.array([[mean] for mean, _ in traits]), np.array([[[sd**2]] for _, sd in traits])
+        ),
+        group_items=Items(np.tile(slopes[:, None], (2, 1, 1)), np.tile(offsets, (2, 1))),
     )
     X = np.tile(np.uint8([1, 0, 1]), (10_000, 1))
     observed = np.tile(np.uint8([1, 1, 0]), (10_000, 1))

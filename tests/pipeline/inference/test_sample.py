@@ -14,8 +14,8 @@ from pipeline.inference.sample import (
     draw_model_rows,
     iter_sampling_tasks,
 )
-from pipeline.models.latent_trait.em import make_params
 from pipeline.models.latent_trait.model import LatentTrait
+from pipeline.models.latent_trait.params import make_params
 from pipeline.params import get_named_arrays
 
 

@@ -15,7 +15,7 @@ from pipeline.data.blocks import ChunkPart, RowSource, iter_blocks, pack_block
 from pipeline.executors.base import SerialExecutor, ThreadsExecutor
 from pipeline.fitting.loop import fit_model, initialize_fit
 from pipeline.models.latent_trait import LatentTrait
-from pipeline.models.latent_trait.em import make_params
+from pipeline.models.latent_trait.params import make_params
 from pipeline.passes.map_reduce import collect_statistics, split_chunks_into_groups
 from pipeline.passes.task_sizes import WorkEstimate, choose_rows_per_task, split_group
 from pipeline.statistics.counts import FeatureCounts, PairCounts

@@ -21,6 +21,7 @@ from storage.artifacts.artifacts import (
     RunFolder,
     load_artifact,
     load_packed,
+    select_prefix,
     write_artifact,
     write_packed,
 )
@@ -328,6 +329,10 @@ def test_few_objects_are_written(bucket):
     write_packed(folder, {f"a{i}": np.arange(9) for i in range(50)}, {})
     assert len(folder.list_keys()) == 4
     assert len(load_packed(folder).arrays) == 50
+
+
+def test_parts_lose_their_beginning():
+    assert select_prefix({"a-x": 1, "a-y": 2, "b-x": 3}, "a-") == {"x": 1, "y": 2}
 
 
 def arrays_on_disk(folder: AnyPath) -> set[str]:

@@ -17,9 +17,9 @@ from pipeline.data.features import make_binary_features
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import collect_first_statistics, fit_model, start_fit
-from pipeline.models.latent_trait.em import LatentTraitParams
 from pipeline.models.latent_trait.item_priors import parse_prior
 from pipeline.models.latent_trait.model import LatentTrait
+from pipeline.models.latent_trait.params import LatentTraitParams
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
 from pipeline.params import get_named_arrays

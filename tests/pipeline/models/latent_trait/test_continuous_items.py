@@ -17,7 +17,7 @@ import latentbits as lb
 from pipeline.data.blocks import pack_block
 from pipeline.data.features import Feature, split_values
 from pipeline.errors import FitError
-from pipeline.models.latent_trait.em import LatentTraitParams
+from pipeline.models.latent_trait.params import LatentTraitParams
 from pipeline.numerics.logistic.categories.gaussian_items import MIN_DEVIATION, GaussianItems
 from pipeline.random import RowRandom
 from tests.pipeline.models.latent_trait.test_ordinal_patterns import compute_hessian

@@ -12,13 +12,13 @@ from scipy.special import expit, logit
 
 from pipeline.models.latent_trait import standard_errors
 from pipeline.models.latent_trait.design import make_level_design
-from pipeline.models.latent_trait.em import ItemKind
 from pipeline.models.latent_trait.fit_statistics import FittedItems, compute_m2_fit
 from pipeline.models.latent_trait.item_fit import (
     compare_binary_cells,
     compare_cells,
     compute_shares_by_score,
 )
+from pipeline.models.latent_trait.params import ItemKind
 from pipeline.numerics.logistic.asymptotes import Asymptotes
 from pipeline.numerics.logistic.categories.curves import LevelItems, compute_level_probabilities
 from pipeline.numerics.logistic.latent_nodes import Nodes, gauss_hermite

@@ -15,7 +15,6 @@ from pipeline.data.features import Feature, make_binary_features, name_planes, s
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.latent_trait.model import LatentTrait
-from pipeline.models.latent_trait.structured import StructuredTrait
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
 from pipeline.random import RowRandom
@@ -178,8 +177,8 @@ def test_binary_items_are_as_in_the_binary_model() -> None:
     data, structure = make_data(levels, binary), Structure(features=binary)
     (block,) = make_memory_blocks(data)
     for kind in ("graded", "partial-credit"):
-        model = StructuredTrait.from_model(LatentTrait(n_components=1, tol=1e-10), structure)
-        model = use_shared_nodes(replace(model, items=kind))
+        model = LatentTrait(n_components=1, tol=1e-10, items=kind, structure=structure)
+        model = use_shared_nodes(model)
         own = fit_model(model, make_memory_rows(data), SerialExecutor())
         nats = [model.log_likelihood(s.params, block, RowRandom(0)).nats for s in (own, state)]
         assert nats[0].mean() == pytest.approx(nats[1].mean(), abs=1e-9)

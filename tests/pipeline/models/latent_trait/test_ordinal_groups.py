@@ -18,8 +18,8 @@ from pipeline.data.features import Feature
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor, ThreadsExecutor
 from pipeline.fitting.loop import fit_model
-from pipeline.models.latent_trait.em import LatentTraitParams
 from pipeline.models.latent_trait.model import LatentTrait
+from pipeline.models.latent_trait.params import LatentTraitParams
 from pipeline.models.loading_pattern import LoadingPattern
 from pipeline.models.structure import Structure
 from tests.pipeline.models.latent_trait.test_ordinal import use_shared_nodes

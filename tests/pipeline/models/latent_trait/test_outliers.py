@@ -152,7 +152,7 @@ def test_known_offsets_far_from_all_answers_are_integrated(q: int) -> None:
     fitted = lb.fit(X, "latent-trait", components=q, errors="none", max_iter=5)
     offsets, slopes = np.array([30.0, -30, 30, -30, 0]), np.array([1.5, 2, 3, 5, 1])
     direction = np.array([0.6, 0.8][:q]) / (1 if q == 2 else 0.6)
-    params = replace(fitted.params, weights=slopes[:, None] * direction, offsets=offsets)
+    params = fitted.params.with_items(weights=slopes[:, None] * direction, offsets=offsets)
     rows = np.array([np.ones(5), np.zeros(5), [0, 1, 0, 1, 1], [0, 1, 0, np.nan, 0]])
     codes = lb.transform(replace(fitted, params=params), lb.from_numpy(rows, fitted.feature_names))
     points = np.linspace(-40, 40, 400001)

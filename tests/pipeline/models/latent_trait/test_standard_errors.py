@@ -12,21 +12,19 @@ from scipy.special import expit
 import latentbits as lb
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
-from pipeline.models.latent_trait import errors, standard_errors, structured
-from pipeline.models.latent_trait.em import (
-    NodeGrid,
-    find_steep_features,
-    make_params,
-    turn_to_principal_axes,
-)
+from pipeline.models.latent_trait import errors, model
 from pipeline.models.latent_trait.model import LatentTrait
+from pipeline.models.latent_trait.params import make_params
+from pipeline.models.latent_trait.rotations import turn_to_principal_axes
+from pipeline.models.latent_trait.stages import NodeGrid, find_steep_features
+from pipeline.params import get_named_arrays
 from tests.pipeline.models.latent_trait.test_model import fitted
 from tests.support.strategies import DenseData, make_memory_rows
 
 
 def limit_parameters(monkeypatch: pytest.MonkeyPatch, n_parameters: int) -> None:
     """Compute errors by item from this number of parameters on."""
-    for module in (errors, structured):
+    for module in (errors, model):
         monkeypatch.setattr(module, "MAX_PARAMETERS", n_parameters)
 
 
@@ -84,7 +82,7 @@ def test_errors_of_many_items_are_those_of_the_full_information(
     X, *_ = drawn(100, q, 500)
     observed = (np.random.default_rng(9).random(X.shape) < 0.8).astype(np.uint8)
     full = fitted(X, observed, n_components=q, estimator="quadrature").params
-    monkeypatch.setattr(standard_errors, "MAX_PARAMETERS", 100)
+    limit_parameters(monkeypatch, 100)
     wide = fitted(X, observed, n_components=q, estimator="quadrature").params
     np.testing.assert_array_equal(wide.weights, full.weights)
     np.testing.assert_allclose(wide.weights_error, full.weights_error, rtol=0.02)
@@ -98,7 +96,7 @@ def test_errors_of_many_equal_slopes_are_those_of_the_full_information(
     settings: dict[str, Any] = {"n_components": 1, "equal_slopes": "yes"}
     settings |= {"constant_features": "pin"}
     full = fitted(X, **settings).params
-    monkeypatch.setattr(standard_errors, "MAX_PARAMETERS", 50)
+    limit_parameters(monkeypatch, 50)
     wide = fitted(X, **settings).params
     np.testing.assert_allclose(wide.weights_error, full.weights_error, rtol=0.02)
     np.testing.assert_allclose(wide.offsets_error, full.offsets_error, rtol=0.02)
@@ -154,11 +152,11 @@ def test_errors_of_many_items_with_structure_are_those_of_the_full_information(
     limit_parameters(monkeypatch, 20)
     wide = lb.fit(dataset, "latent-trait", **settings)
     assert wide.warnings == full.warnings
-    names = [name for name in vars(full.params) if name.endswith("_error")]
-    for name in names:
-        if (expected := getattr(full.params, name)) is not None:
-            found = getattr(wide.params, name)
-            np.testing.assert_allclose(found, expected, rtol=0.03, err_msg=name)
+    found, expected = (get_named_arrays(fitted.params) for fitted in (wide, full))
+    for name in expected:
+        if name.endswith("_error"):
+            pair = found[name][1], expected[name][1]
+            np.testing.assert_allclose(*pair, rtol=0.03, err_msg=name)
 
 
 @pytest.mark.parametrize("n_levels", [2, 3])

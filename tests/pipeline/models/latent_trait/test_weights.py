@@ -144,7 +144,8 @@ def test_clusters_add_up_their_scores_before_they_are_squared() -> None:
     free = state.params.free_parameters
 
     def by_row(values: Floats) -> Floats:
-        params = state.params.with_free_parameters(values.reshape(free.shape))
+        forms = values.reshape(free.shape)
+        params = state.params.with_items(weights=forms[:, :-1].copy(), offsets=forms[:, -1].copy())
         return LatentTrait(n_components=1).log_likelihood(params, pack_block(data.X), RNG).nats
 
     at, step = free.ravel(), 1e-4

@@ -13,7 +13,7 @@ from pipeline.numerics.logistic.centred_points import (
 )
 from pipeline.numerics.logistic.latent_nodes import RowPosterior
 from pipeline.numerics.logistic.logistic_sites import ep_e_step, ep_posterior
-from pipeline.numerics.logistic.newton_step import NewtonStatistics, take_newton_step
+from pipeline.numerics.logistic.newton_step import NewtonStatistics, unpack_triangles
 
 Floats = NDArray[np.float64]
 Bits = NDArray[np.uint8]
@@ -104,9 +104,10 @@ def em(X: Bits, passes: int, prior_precision: float = 0.0) -> tuple[Floats, list
     packed, found = np.column_stack([weights, np.log(margin / (1 - margin))]), []
     for _ in range(passes):
         found.append(ep_e_step(X, None, packed[:, :1].copy(), packed[:, 1].copy()))
-        packed = take_newton_step(
-            found[-1].gradient, found[-1].curvature, packed, np.full((1, 1), prior_precision)
-        )
+        gradient, hessian = found[-1].gradient.copy(), unpack_triangles(found[-1].curvature, 2)
+        gradient[:, 0] -= prior_precision * packed[:, 0]
+        hessian[:, 0, 0] += prior_precision
+        packed = packed + np.linalg.solve(hessian, gradient[:, :, None])[:, :, 0]
     return packed, found
 
 
