@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -43,6 +43,17 @@ class JointTable:
         """Return P(seen levels, z), (n_states,)."""
         found: Floats = self.joint[self.is_consistent(levels, seen)].sum(axis=0)
         return found
+
+    def probability(
+        self, levels: Mapping[int, int], given: Mapping[int, int] | None = None
+    ) -> float:
+        """Return P(these levels of some features | given levels of others)."""
+        known = {} if given is None else dict(given)
+        shares = []
+        for own in ({**known, **levels}, known):
+            is_alike = (self.rows[:, [*own]] == [*own.values()]).all(axis=1)
+            shares.append(self.joint[is_alike].sum())
+        return float(shares[0] / shares[1])
 
     def impute(self, levels: Levels, seen: Mask) -> Floats:
         """Return P(x_i ≥ c | other seen levels) of each feature i and level c > 0."""

@@ -26,11 +26,11 @@ from pipeline.models.clipped_pca.model import ClippedPCA
 from pipeline.models.noisy_or.estimation import NoisyOrParams
 from pipeline.models.noisy_or.model import NoisyOr
 from tests.support.enumerated_noisy_or import enumerated, random_network
+from tests.support.enumeration import JointTable, list_states
 
 N = 12
 NAMES = [f"f{i}" for i in range(N)]
 BINARY = make_binary_features(NAMES)
-ALL_ROWS = np.array(list(product((0, 1), repeat=N)), np.uint8)
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +39,10 @@ def params() -> BernoulliMixtureParams:
     return BernoulliMixtureParams(rng.uniform(0.02, 0.98, (3, N)), np.array([0.5, 0.3, 0.2]))
 
 
-def enumerate_rows(params: BernoulliMixtureParams, weights: np.ndarray) -> np.ndarray:
-    """P(x) of all rows."""
-    P = params.probabilities[:, None, :]
-    return weights @ np.where(ALL_ROWS, P, 1 - P).prod(axis=2)
+def enumerate_joint(params: BernoulliMixtureParams, weights: np.ndarray) -> JointTable:
+    """Return P(x, k) by the definition."""
+    rows, P = list_states((2,) * N), params.probabilities[:, None, :]
+    return JointTable(rows, (weights[:, None] * np.where(rows, P, 1 - P).prod(axis=2)).T)
 
 
 def query(model: Any, params: Any, given: Any, of: Any, **more: Any) -> QueryAnswer:
@@ -52,61 +52,54 @@ def query(model: Any, params: Any, given: Any, of: Any, **more: Any) -> QueryAns
 
 
 def test_a_mixture_gives_the_sums_over_all_rows(params: BernoulliMixtureParams) -> None:
-    P = enumerate_rows(params, params.weights)
-    known = (ALL_ROWS[:, 2] == 1) & (ALL_ROWS[:, 7] == 0)
+    table, known = enumerate_joint(params, params.weights), {2: 1, 7: 0}
     answer = query(BernoulliMixture(), params, {"f2": 1, "f7": False}, ["f11", "f0"])
-    on = ALL_ROWS[:, [11, 0]].T == 1
-    marginal = [P[own].sum() for own in on]
-    expected = [P[own & known].sum() / P[known].sum() for own in on]
+    marginal = [table.probability({i: 1}) for i in (11, 0)]
+    expected = [table.probability({i: 1}, known) for i in (11, 0)]
     assert answer["feature"].tolist() == ["f11", "f0"]
     assert answer["level"].tolist() == ["1", "1"]
     np.testing.assert_allclose(answer["probability"], expected, rtol=1e-12)
     np.testing.assert_allclose(answer["marginal"], marginal, rtol=1e-12)
     np.testing.assert_allclose(answer["lift"], np.divide(expected, marginal), rtol=1e-12)
-    assert answer.log_evidence == pytest.approx(np.log(P[known].sum()), abs=1e-12)
+    assert answer.log_evidence == pytest.approx(np.log(table.probability(known)), abs=1e-12)
     assert answer.error == 0
 
 
 def test_joint_probabilities_are_those_of_all_combinations(params: BernoulliMixtureParams) -> None:
-    P = enumerate_rows(params, params.weights)
-    known, targets = ALL_ROWS[:, 5] == 1, ALL_ROWS[:, [3, 1, 8]]
+    table = enumerate_joint(params, params.weights)
     answer = query(BernoulliMixture(), params, {"f5": "1"}, ["f3", "f1", "f8"], joint=True)
     cells = list(product("01", repeat=3))
     columns = (answer[f"level_{name}"].tolist() for name in ("f3", "f1", "f8"))
     assert list(zip(*columns, strict=True)) == cells
     for n, cell in enumerate(cells):
-        own = (targets == np.array(cell, np.uint8)).all(axis=1)
-        assert answer["probability"][n] == pytest.approx(P[own & known].sum() / P[known].sum())
-        assert answer["marginal"][n] == pytest.approx(P[own].sum())
+        levels = dict(zip((3, 1, 8), map(int, cell), strict=True))
+        assert answer["probability"][n] == pytest.approx(table.probability(levels, {5: 1}))
+        assert answer["marginal"][n] == pytest.approx(table.probability(levels))
     assert "f3=0, f1=0, f8=1  " in repr(answer)
 
 
 def test_segments_are_mixed_by_their_rows(params: BernoulliMixtureParams) -> None:
     weights = np.array([[0.8, 0.1, 0.1], [0.1, 0.2, 0.7]])
     rows = np.array([300, 100])
-    grouped = replace(
-        params,
-        groups=GroupWeights(np.array([0, 1]), rows, weights),
-        weights=rows / 400 @ weights,
-    )
-    known, on = ALL_ROWS[:, 2] == 1, ALL_ROWS[:, 4] == 1
-    for segment, own in ((0, weights[0]), (1, weights[1]), (None, rows / 400 @ weights)):
-        P = enumerate_rows(params, own)
+    mean = rows / 400 @ weights
+    groups = GroupWeights(np.array([0, 1]), rows, weights)
+    grouped = replace(params, groups=groups, weights=mean)
+    for segment, own in ((0, weights[0]), (1, weights[1]), (None, mean)):
+        table = enumerate_joint(params, own)
         answer = query(BernoulliMixture(), grouped, {"f2": 1}, ["f4"], segment=segment)
-        expected = P[known & on].sum() / P[known].sum()
+        expected = table.probability({4: 1}, {2: 1})
         np.testing.assert_allclose(answer["probability"], expected, rtol=1e-12)
-        np.testing.assert_allclose(np.exp(answer.log_evidence), P[known].sum(), rtol=1e-12)
+        np.testing.assert_allclose(np.exp(answer.log_evidence), table.probability({2: 1}))
 
 
 def test_noisy_or_gives_the_sums_over_its_causes() -> None:
     f, leaks = random_network(np.random.default_rng(1), (5, 3))
     params = NoisyOrParams.from_probabilities([own.T for own in f], leaks)
-    rows = ALL_ROWS[: 1 << 5, -5:]
-    P = np.exp(enumerated(f, leaks, rows)[0])
-    known, on = rows[:, 0] == 1, rows[:, 3] == 1
+    rows = list_states((2,) * 5)
+    table = JointTable(rows, np.exp(enumerated(f, leaks, rows)[0])[:, None])
     features = make_binary_features("abcde")
     answer = query(NoisyOr(layers=(3,)), params, {"a": 1}, ["d"], features=features)
-    np.testing.assert_allclose(answer["probability"], P[known & on].sum() / P[known].sum())
+    np.testing.assert_allclose(answer["probability"], table.probability({3: 1}, {0: 1}))
 
 
 @pytest.fixture(scope="module")
