@@ -39,5 +39,6 @@ FACTS = Facts(
     slow=(
         "test_a_fit_recovers_the_model_that_it_sampled",
         "test_they_are_with_other_settings_too",
+        "test_threads_give_the_bytes_of_serial[continuous]",
     ),
 )
