@@ -1764,7 +1764,8 @@ class LatentTrait(Model):
             form = "louis"
         state = replace(state, diagnostics={**state.diagnostics, "errors": form})
         left_out = np.union1d(state.auxiliary["diverging"], self._find_bounded(state.params))
-        left_out = np.union1d(left_out, self._find_steep(state))
+        if self._is_binary:
+            left_out = np.union1d(left_out, self._find_steep(state))
         curvature = self._compute_prior_curvature(design.forms, state.params)
         found = invert(design, state.params, statistics, form, curvature, left_out)
         arrays, unknown = collect_errors(design, state.params, found, left_out)
