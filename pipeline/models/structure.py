@@ -26,7 +26,8 @@ class Structure:
     Attributes
     ----------
     groups
-        Names of the groups; empty without `--group`. The segments of the rows are their groups.
+        Names of the groups, in the order of their first rows; empty without `--group`. Group g is
+        segment g of the rows.
     features
         The features.
     known_items

@@ -77,7 +77,7 @@ def test_more_rows_than_the_information_takes_give_the_same_errors(
     rng = np.random.default_rng(5)
     X = drawn(rng.uniform(0.5, 2, (10, 1)), rng.uniform(-1, 1, 10), 20_000, rng)
     whole = fit(from_numpy(X), "latent-trait", components=1).params
-    monkeypatch.setattr("pipeline.models.latent_trait.standard_errors.MAX_ROWS", 5000)
+    monkeypatch.setattr("pipeline.models.latent_trait.error_sums.MAX_ROWS", 5000)
     sampled = fit(from_numpy(X), "latent-trait", components=1).params
     assert not np.array_equal(sampled.weights_error, whole.weights_error)
     np.testing.assert_allclose(sampled.weights_error, whole.weights_error, rtol=0.05)

@@ -24,8 +24,8 @@ Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 
-def check_structure(model: Any, structure: Structure) -> Any:
-    """Return the model with the number of traits and kind of correlations of a pattern.
+def adapt_to_structure(model: Any, structure: Structure) -> Any:
+    """Check settings, and return the model with the estimator and traits that a structure needs.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""How the linear forms of items with several levels depend on the parameters of a fit.
+"""How the linear forms of items of any kind depend on the parameters of a fit.
 
 The forms η_j = a_j·x + d_j of `numerics.logistic.categories.curves` are v = J φ + v₀, where v has
 a_j and d_j side by side for all planes, and φ are the free parameters:

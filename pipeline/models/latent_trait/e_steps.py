@@ -1,8 +1,21 @@
 """E-steps of the latent-trait model.
 
-Every E-step returns the sums of `LevelSums`: expected counts of levels at nodes, or an expected
-log-likelihood that is quadratic in the forms of items. Near a maximum, the latter is that of a step
-of Newton's method.
+==================  ============================================================================
+integrator          rows
+==================  ============================================================================
+shared nodes        all have the same nodes; those that the nodes do not suit have their own
+own nodes           complete rows of binary items use a lattice, others nodes centred at each
+bifactor            binary items of a bifactor pattern: one integral for each block of items
+sites               expectation propagation for binary items
+variational         the bound of binary items
+==================  ============================================================================
+
+The keys of `working`, see `stages`, tell which one a stage has. Every E-step returns the sums of
+`LevelSums`: expected counts of levels at nodes, or an expected log-likelihood that is quadratic in
+the forms of items. Near a maximum, the latter is that of a step of Newton's method.
+
+Rows are those of one group, and items are functions of its standard traits u, see `TraitGroup`;
+the kernels call these traits x.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Parameters of items with several levels, or continuous: from and to their linear forms."""
+"""Parameters of items of any kind: from and to their linear forms."""
 
 from __future__ import annotations
 

@@ -1,19 +1,4 @@
-"""How the traits of rows are integrated out: E-steps, sums for standard errors, codes.
-
-During a fit:
-
-==================  ===============================  ==============================================
-integrator          keys of the working state        rows
-==================  ===============================  ==============================================
-shared nodes        `points`, `spacing`              any items; rows that the nodes do not suit
-                                                     have points of their own
-lattice             `points`, `has_own_nodes`        binary items; complete rows on a lattice,
-                                                     others on nodes centred at each row
-bifactor            `loads`                          binary items of a bifactor pattern
-==================  ===============================  ==============================================
-
-Every E-step returns the sums of `LevelSums`: expected counts of levels at nodes, or an expected
-log-likelihood that is quadratic in the forms.
+"""What integrals over the traits give besides E-steps: work, information, codes, log-likelihoods.
 
 After a fit, `integrate_rows` integrates over up to 3 traits, or those of a bifactor pattern, by
 quadrature. With more traits, codes are by expectation propagation, and log-likelihoods by
@@ -32,6 +17,14 @@ from numpy.typing import NDArray
 from pipeline.data.blocks import BinaryBlock
 from pipeline.models.capabilities import LogLikelihood
 from pipeline.models.latent_trait.e_steps import get_shared_nodes, run_e_step
+from pipeline.models.latent_trait.error_sums import (
+    ScoredRows,
+    add_scores,
+    count_complete_rows,
+    draw_rows,
+    estimate_information,
+)
+from pipeline.models.latent_trait.fit_design import MAX_PARAMETERS
 from pipeline.models.latent_trait.forms import Matrix
 from pipeline.models.latent_trait.params import (
     ItemKind,
@@ -42,14 +35,6 @@ from pipeline.models.latent_trait.stages import (
     blocks_from_working,
     count_own_nodes,
     nodes_from_working,
-)
-from pipeline.models.latent_trait.standard_errors import (
-    MAX_PARAMETERS,
-    ScoredRows,
-    add_scores,
-    count_complete_rows,
-    draw_rows,
-    estimate_information,
 )
 from pipeline.models.state import Arrays
 from pipeline.numerics.logistic.bifactor import (

@@ -8,9 +8,10 @@ per plane, a_j·x + d_j, see `design` and `numerics.logistic.categories.curves`.
 one plane. A continuous item is normal given x, see `numerics.logistic.categories.gaussian_items`.
 Forms may be equal in all groups, or known (R. D. Bock, M. F. Zimowski, "Multiple group IRT",
 Handbook of modern item response theory, 1997; R. J. Mislevy, Applied Psychological Measurement 11,
-1987). Γ is common to all groups. The first group has μ = 0 and Σ = I unless items are known. A
-loading pattern sets slopes to 0, or equal, and so fixes the axes: all traits of the first group
-have variance 1, and their correlations are estimated, or 0. Without groups, all rows are one group.
+1987). Γ is common to all groups. Group g is segment g of the rows; without groups, all rows are one
+group. The first group has μ = 0 and Σ = I unless items are known. A loading pattern sets slopes to
+0, or equal, and so fixes the axes: all traits of the first group have variance 1, and their
+correlations are estimated, or 0.
 
 Binary items of one trait may have guessing g and slipping s, P(t = 1) = g + (1 − s − g) σ(w x + b)
 (A. Birnbaum 1968; M. A. Barton, F. M. Lord 1981), whose logits are estimated, for each item or the
@@ -51,7 +52,7 @@ Fits start from the counts of pairs of features, see `starts`; where these leave
 open, a fit tries them. `stages` has the nodes, and tells when finer ones follow.
 
 =========  ==================  ========================================
-symbol     field               shape
+symbol     name in artifacts   shape
 =========  ==================  ========================================
 w          weights             (n_features, n_components)
 b          offsets             (n_features,)
@@ -120,22 +121,20 @@ from pipeline.models.latent_trait.asymptotes import (
     warn_about_prior_scale,
 )
 from pipeline.models.latent_trait.checks import (
+    adapt_to_structure,
     check_own_offsets,
-    check_structure,
     reduce_pattern,
     warn_about_empty_levels,
 )
 from pipeline.models.latent_trait.design import LevelDesign, OwnParameters, make_level_design
 from pipeline.models.latent_trait.e_steps import run_e_step
-from pipeline.models.latent_trait.errors import (
-    FitDesign,
-    collect_errors,
-    differentiate_block,
-    differentiate_forms,
-    invert,
-    list_constraints,
-    list_directions,
+from pipeline.models.latent_trait.error_sums import (
+    MAX_ROWS,
+    choose_asymptote_row_share,
+    choose_level_row_share,
+    choose_row_share,
 )
+from pipeline.models.latent_trait.fit_design import MAX_PARAMETERS, FitDesign
 from pipeline.models.latent_trait.fit_statistics import (
     FittedItems,
     compute_fit_statistics,
@@ -244,11 +243,12 @@ from pipeline.models.latent_trait.stages import (
     use_last_lattice,
 )
 from pipeline.models.latent_trait.standard_errors import (
-    MAX_PARAMETERS,
-    MAX_ROWS,
-    choose_asymptote_row_share,
-    choose_level_row_share,
-    choose_row_share,
+    collect_errors,
+    differentiate_block,
+    differentiate_forms,
+    invert,
+    list_constraints,
+    list_directions,
 )
 from pipeline.models.latent_trait.starts import (
     convert_to_slopes,
@@ -316,7 +316,7 @@ _LEAST_GAIN = 3.0  # of held-out rows by one more component, nats; chance gives 
 SEARCH_TOL = 1e-5  # of the search for the number of components
 _MAX_FAST_COMPONENTS = 2
 _MAX_START_COLUMNS = 4  # further components start at random
-_STRETCHED_TOL = 1e-4  # of the stage with fewer nodes
+_STRETCHED_TOL = 1e-4  # of the first stage, on a lattice with fewer nodes
 _REFINING_PASSES = 30  # with more centred nodes; steep slopes would move on, by hardly any nats
 _EMPTY_COLUMN_SIZE = 0.1  # columns with a smaller root mean square are drawn again
 _MIN_ROWS_PER_PARAMETER = 3  # with fewer, the inverse of the products of scores is meaningless
@@ -325,12 +325,12 @@ _CLEAR_NATS = 3.0  # by which a fit is better than one with other signs
 _START_SLOPE = 1.0  # if all are equal
 _LEAST_SLOPE = 0.3  # at the start, if slopes are positive
 _NODE_MARGIN = 1.5  # of slopes when nodes of items with asymptotes are chosen
-_STRETCH = 1.3  # of the nodes of the first stage
-_BIFACTOR_STRETCH = 1.5  # likewise, of a bifactor pattern
-_LAST_STRETCH = {1: 0.85, 2: 0.75, 3: 0.75}  # of the last stage; flat optima need fine nodes
+_STRETCH = 1.3  # of the distances of nodes in the first stage
+_BIFACTOR_STRETCH = 1.5  # of these distances in all stages of a bifactor pattern
+_LAST_STRETCH = {1: 0.85, 2: 0.75, 3: 0.75}  # of them in the last one; flat optima need it
 _FINER = 0.8  # of the distances of nodes, if they are too far apart
-_MAX_SPACING_RATIO = 1.2  # of the nodes before a stage with new ones
-_STOPPING_RATIO = 1.5  # likewise, but the stage does not go on until it has converged
+_MAX_SPACING_RATIO = 1.2  # of the distances of nodes to those needed; beyond, a stage follows
+_STOPPING_RATIO = 1.5  # of the same; beyond, the stage ends before it has converged
 _COVARIATE_SUMS = ("covariate_codes", "covariate_products")
 _BY_GROUP = (*LevelSums._fields, "moments", *_COVARIATE_SUMS)
 NOT_WITH_STRUCTURE = "the fit has groups, covariates, known items or a loading pattern"
@@ -347,7 +347,7 @@ class LatentTrait(Model):
     estimator
         `auto`, `variational`, `quadrature` (up to 3 components), `ep` (expectation propagation) or
         `sampling`. `auto` is quadrature, or `ep` above 3 components. Above 2 components,
-        it begins with the variational fit.
+        it begins with the variational fit. Items with levels, and structures, need quadrature.
     nodes
         Nodes per axis for quadrature, or number of draws for sampling. None uses a lattice for rows
         without missing values. With missing values, it starts with 41, 21 or 15 nodes for 1, 2 or 3
@@ -513,7 +513,7 @@ class LatentTrait(Model):
             self._check_unused_priors()
         if is_binary and not structure.parts and not self.has_asymptotes:
             return adapted
-        adapted = replace(check_structure(self, structure), structure=structure)
+        adapted = replace(adapt_to_structure(self, structure), structure=structure)
         if structure.covariates is not None and not adapted._trait_design.are_axes_shared:
             raise FitError(
                 "{covariates} need items that all groups share. Name fewer items in {free}.",
@@ -573,14 +573,14 @@ class LatentTrait(Model):
         return bool((self.n_planes == 0).any())
 
     @property
-    def _has_structure(self) -> bool:
+    def _has_trait_parameters(self) -> bool:
         """Whether the distribution of the traits is part of the fit."""
         own = self.structure
         parts = (own.known_items, own.pattern, own.covariates)
         return bool(own.groups) or any(part is not None for part in parts)
 
     @property
-    def _slopes(self) -> Indices | None:
+    def _slope_numbers(self) -> Indices | None:
         """Number of each slope, see `LoadingPattern.slopes`; None without a pattern."""
         pattern = self.structure.pattern
         return None if pattern is None else pattern.slopes
@@ -639,7 +639,7 @@ class LatentTrait(Model):
             self.traits,
             equal_slopes=self._has_equal_slopes,
             prior_precision=prior_precision,
-            slopes=self._slopes,
+            slopes=self._slope_numbers,
             is_correlated=self.correlations == "free",
         )
         return replace(design, is_expanded=design.is_expanded and not has_priors)
@@ -665,9 +665,9 @@ class LatentTrait(Model):
         """Designs of forms: those of all passes are the same."""
         return {}
 
-    def _get_design(self, arrays: Arrays, params: LatentTraitParams) -> FitDesign:
-        """Return the design, given arrays of the state with the counts of levels."""
-        counts, known = arrays["group_level_counts"], self.structure.known_items
+    def _get_design(self, counts: Array, params: LatentTraitParams) -> FitDesign:
+        """Return the design, given the rows with each level in each group, (n_groups, n_levels)."""
+        known = self.structure.known_items
         if known is not None:
             known = standardize_items(known, params)
         q = params.weights.shape[1]
@@ -679,7 +679,7 @@ class LatentTrait(Model):
                 q,
                 self.items,
                 self._has_equal_slopes,
-                self._slopes,
+                self._slope_numbers,
                 self._own_parameters,
                 known,
                 self._asymptote_kinds,
@@ -725,7 +725,7 @@ class LatentTrait(Model):
         return most if self.nodes else max(most, count_max_nodes(n_features, n_components))
 
     def summarize_first(self, block: BinaryBlock, rng: RowRandom) -> PairMoments:
-        """Count features, and their pairs with anchors, with all segments pooled without groups."""
+        """Count features, and their pairs with anchors; without groups, segments are pooled."""
         n_planes = None if self._is_binary else self.n_planes
         return PairMoments.from_block(block, n_planes, self._count_start_segments())
 
@@ -769,7 +769,7 @@ class LatentTrait(Model):
         return find_start_loadings(
             first,
             n_planes,
-            loads if self._slopes is None else self._slopes >= 0,
+            loads if self._slope_numbers is None else self._slope_numbers >= 0,
             np.random.default_rng([*seed.tolist(), n_components]),
             are_correlated=self.correlations == "free",
             known=None if known is None else self._known_values[:, :-1],
@@ -884,7 +884,7 @@ class LatentTrait(Model):
         # With up to two components, a pass on nodes costs little more than a variational one.
         has_first_stage = self.estimator == "auto" and q > _MAX_FAST_COMPONENTS
         estimator = "variational" if has_first_stage else self._last_estimator(q)
-        state = self._begin_stage(state, weights, held_out, estimator, counts)
+        state = self._start_stage(state, weights, held_out, estimator, counts)
         own = self.structure.covariates
         return state if own is None else limit_covariates(state, own)
 
@@ -933,7 +933,7 @@ class LatentTrait(Model):
             return self.estimator
         return "quadrature" if n_components <= MAX_COMPONENTS else "ep"
 
-    def _begin_stage(
+    def _start_stage(
         self,
         state: FitState,
         weights: Array,
@@ -952,8 +952,8 @@ class LatentTrait(Model):
         axes = {"rotated": weights, "axes": np.eye(q), "component_correlation": np.eye(q)}
         params = replace(state.params.with_items(weights=weights), **axes)
         mean, covariance = np.zeros((self.n_groups, q)), np.tile(np.eye(q), (self.n_groups, 1, 1))
-        design = self._get_design(state.auxiliary, params)
-        params = self._with_forms(
+        design = self._get_design(state.auxiliary["group_level_counts"], params)
+        params = self._project_forms(
             design, params, np.tile(forms, (self.n_groups, 1, 1)), mean, covariance
         )
         working = {"held_out": np.array(held_out)}
@@ -961,7 +961,7 @@ class LatentTrait(Model):
             replace(state, params=params, working=working), _STRETCH, estimator
         )
 
-    def _with_forms(
+    def _project_forms(
         self,
         design: FitDesign,
         params: LatentTraitParams,
@@ -978,11 +978,11 @@ class LatentTrait(Model):
     ) -> LatentTraitParams:
         """Return the parameters with forms of items, (n_groups, n_forms, q + 1), and traits."""
         groups = [
-            with_forms(params.select_items(group), own, self.items).items
+            with_forms(params.select_group(group), own, self.items).items
             for group, own in enumerate(forms)
         ]
         params = replace(params, items=groups[0])
-        if self._has_structure:
+        if self._has_trait_parameters:
             params = replace(params, traits=Traits(mean, covariance))
         if params.segments is None:
             return params
@@ -994,9 +994,9 @@ class LatentTrait(Model):
         """Begin a stage with nodes that resolve the items, their distances times `stretch`."""
         params = state.params
         if self._blocks is not None:
-            assert self._slopes is not None
+            assert self._slope_numbers is not None
             loads: Any = {
-                "loads": self._slopes >= 0,
+                "loads": self._slope_numbers >= 0,
                 "stretch": np.array(_BIFACTOR_STRETCH),
             }
             return replace(state, working={**state.working, **loads})
@@ -1095,12 +1095,12 @@ class LatentTrait(Model):
         covariance = np.where(traits.has_free_covariance[:, None, None], covariance, other)
         mean = np.stack([group.mean for group in groups]) @ axes.T
         mean = np.where(traits.has_free_mean[:, None], mean, 0.0)
-        selected = [params.select_items(group) for group in range(self.n_groups)]
+        selected = [params.select_group(group) for group in range(self.n_groups)]
         forms = np.stack([convert_forms(own, state.params, self.items) for own in selected])
         if self.has_asymptotes:
             forms = np.stack([start_asymptotes(self, own, len(params.offsets)) for own in forms])
-        design = self._get_design(state.auxiliary, params)
-        own = self._with_forms(design, state.params, forms, mean, covariance)
+        design = self._get_design(state.auxiliary["group_level_counts"], params)
+        own = self._project_forms(design, state.params, forms, mean, covariance)
         if params.regression is not None and own.regression is not None:
             own = own.with_coefficients(params.regression.coefficients @ axes.T)
         limit = {k: v for k, v in state.working.items() if k == "max_covariate"}
@@ -1116,7 +1116,7 @@ class LatentTrait(Model):
     def _get_group_index(self, block: BinaryBlock) -> int:
         return block.segment if self.structure.groups else 0
 
-    def _get_rows(
+    def _get_row_priors(
         self, params: LatentTraitParams, block: BinaryBlock, max_covariate: float = math.inf
     ) -> RowRegression | None:
         """Return standardized covariates, limited to a size, and the priors of the rows of a block.
@@ -1137,7 +1137,9 @@ class LatentTrait(Model):
         return replace(sums, values=self._place_values(sums.values, _BY_GROUP, block))
 
     def _run_e_step(self, params: LatentTraitParams, working: Arrays, block: BinaryBlock) -> Sums:
-        regression = self._get_rows(params, block, float(working.get("max_covariate", np.inf)))
+        regression = self._get_row_priors(
+            params, block, float(working.get("max_covariate", np.inf))
+        )
         items = self._get_items(params, self._get_group_index(block))
         return run_e_step(params, items, working, block, regression)
 
@@ -1171,8 +1173,8 @@ class LatentTrait(Model):
         """Return the log prior of items with asymptotes, without that of `prior_precision`."""
         is_constant = (params.weights == 0).all(axis=1)
         present = np.column_stack([np.ones(len(is_constant)), ~is_constant]).ravel()
-        none = {"group_level_counts": np.tile(present, (self.n_groups, 1))}
-        forms = self._get_design(none, params).forms
+        counts = np.tile(present, (self.n_groups, 1))
+        forms = self._get_design(counts, params).forms
         free = forms.collect(self._stack_forms(params))
         return sum_log_prior(free, self._list_priors(forms))
 
@@ -1201,12 +1203,12 @@ class LatentTrait(Model):
         has_items = self.structure.known_items is not None
         if self.structure.groups or has_items or self.has_asymptotes:
             n_levels = int(count_item_levels(self.n_planes).sum())
-            none = {"group_level_counts": np.ones((self.n_groups, n_levels))}
-            design = self._get_design(none, params).forms
+            counts = np.ones((self.n_groups, n_levels))
+            design = self._get_design(counts, params).forms
             return design.collect(self._stack_forms(params))[design.is_slope]
-        if self._slopes is not None:
-            loads = (self._slopes >= 0) & (params.weights != 0)
-            _, places = np.unique(self._slopes[loads], return_index=True)
+        if self._slope_numbers is not None:
+            loads = (self._slope_numbers >= 0) & (params.weights != 0)
+            _, places = np.unique(self._slope_numbers[loads], return_index=True)
             return np.asarray(params.weights[loads][places])
         if params.items.level_weights is None:
             return params.weights
@@ -1228,7 +1230,7 @@ class LatentTrait(Model):
         Stop at once if items are too steep for the nodes, which overestimate their likelihood.
         """
         if "is_short" not in state.auxiliary and self._has_coarse_nodes(state, _STOPPING_RATIO):
-            return PassCountCriterion(1)
+            return PassCountCriterion(1)  # ends the stage now
         is_first = self.estimator == "auto" and is_variational(state.working)
         tol = max(self.tol, is_first * _FIRST_STAGE_TOL)
         if "is_short" in state.auxiliary:
@@ -1250,11 +1252,10 @@ class LatentTrait(Model):
             if (restarted := find_contradiction(state, statistics, own)) is not None:
                 return restarted
             check_covariates(self._trait_design, sums["covariate_products"], own.names)
-        design = self._get_design(state.auxiliary, state.params)
+        design = self._get_design(state.auxiliary["group_level_counts"], state.params)
         params, before = self._center(design, state.params)
         is_resolved = represents_all_scales(params.weights, state.working, statistics)
-        is_resolved |= not (self.nodes or self._is_binary)
-        if not (self._has_structure or self.has_asymptotes):
+        if not (self._has_trait_parameters or self.has_asymptotes):
             return self._update_without_structure(design, state, statistics, is_resolved)
         traits, forms = self._trait_design, self._stack_forms(params)
         if params.log_prior is None:
@@ -1277,7 +1278,7 @@ class LatentTrait(Model):
                 coefficients = np.linalg.solve(root, coefficients.T).T
                 forms, mean, covariance = absorb_traits(traits, forms, mean, covariance)
             coefficients = limit_crossing(before, coefficients, own)
-        params = self._with_forms(design, params, forms, mean, covariance)
+        params = self._project_forms(design, params, forms, mean, covariance)
         return self._finish_update(design, state, self._uncenter(design, params, coefficients))
 
     def _update_without_structure(
@@ -1367,7 +1368,7 @@ class LatentTrait(Model):
 
         Those are for standardized covariates.
         """
-        if not self._has_structure:
+        if not self._has_trait_parameters:
             forms: Array = self._stack_forms(params)[0]
             return forms
         own, coefficients = self._scale, np.zeros(0)
@@ -1381,7 +1382,7 @@ class LatentTrait(Model):
 
     def unpack_params(self, params: LatentTraitParams, packed: Array, weight: float) -> Any:
         """Undo `pack_params`."""
-        if not self._has_structure:
+        if not self._has_trait_parameters:
             return with_forms(params, self._limit_forms(params, packed[None])[0], self.items)
         n, q, shape = self.n_groups, params.weights.shape[1], self._stack_forms(params).shape
         ends = np.cumsum([math.prod(shape), n * q, n * q * q])
@@ -1419,7 +1420,7 @@ class LatentTrait(Model):
             weights = _restart_empty_components(
                 state.params.weights, _component_rng(state), state.auxiliary["constant"]
             )
-            return self._begin_stage(state, weights, 0.0, self._last_estimator(weights.shape[1]))
+            return self._start_stage(state, weights, 0.0, self._last_estimator(weights.shape[1]))
         finer = None
         if self.has_asymptotes:
             finer = self._refine_shared_nodes(state)
@@ -1428,7 +1429,9 @@ class LatentTrait(Model):
         elif self.nodes is None:
             items = self._list_group_items(state.params)
             finer = begin_finer_stage(state, statistics, items, self.mean_reach > 0)
-            if finer is not None and (self._has_structure or state.params.log_prior is not None):
+            if finer is not None and (
+                self._has_trait_parameters or state.params.log_prior is not None
+            ):
                 finer = replace(finer, params=state.params)  # steep slopes are not scaled back
         return self._begin_scaling(state, statistics) if finer is None else finer
 
@@ -1483,12 +1486,12 @@ class LatentTrait(Model):
                 column = state.auxiliary["start_weights"][:, q : q + 1].copy()
             column[state.auxiliary["constant"]] = 0.0
             weights = np.column_stack([state.params.weights, column])
-            return self._begin_stage(state, weights, HELD_OUT_SHARE, self._last_estimator(q + 1))
+            return self._start_stage(state, weights, HELD_OUT_SHARE, self._last_estimator(q + 1))
         if is_best and q == limit:
             state = replace(state, warnings=(*state.warnings, warn_about_component_limit(q)))
         state = replace(state, params=get_best_params(LatentTraitParams, auxiliary))
         weights = state.params.weights
-        return self._begin_stage(state, weights, 0.0, self._last_estimator(weights.shape[1]))
+        return self._start_stage(state, weights, 0.0, self._last_estimator(weights.shape[1]))
 
     def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Rotate the weights, add difficulties, diagnostics and warnings; describe the traits."""
@@ -1586,7 +1589,8 @@ class LatentTrait(Model):
         difficulty = np.where(n_planes > 0, difficulty, np.nan)
         if self._is_binary or self.items == "nominal":
             return Positions(difficulty)
-        design = self._get_design(state.auxiliary, params).forms.select_group(0)
+        counts = state.auxiliary["group_level_counts"]
+        design = self._get_design(counts, params).forms.select_group(0)
         offsets = map_to_thresholds(design, self.items) @ self._stack_forms(params)[0].ravel()
         by_level = compute_difficulties(np.repeat(slopes, n_planes), offsets)
         return Positions(difficulty, by_level)
@@ -1612,7 +1616,7 @@ class LatentTrait(Model):
         is_bounded = params.items.deviations <= 1.0001 * MIN_DEVIATION
         return np.flatnonzero(self.n_planes == 0)[is_bounded]
 
-    def _choose_form(self, state: FitState) -> str:
+    def _choose_error_kind(self, state: FitState) -> str:
         """Return the form of standard errors: by expectation propagation, there are only scores."""
         if state.auxiliary["has_sampling_weights"]:
             return "sandwich"
@@ -1630,9 +1634,9 @@ class LatentTrait(Model):
         if self.errors == "none" or not has_likelihood(state.working):
             return None
         params, is_sampled = state.params, bool(state.auxiliary["has_sampling_weights"])
-        design = self._get_design(state.auxiliary, params)
+        design = self._get_design(state.auxiliary["group_level_counts"], params)
         n_free, n_rows = design.forms.n_free, int(state.auxiliary["n_rows"])
-        form = self._choose_form(state)
+        form = self._choose_error_kind(state)
         if not self._is_binary:
             n_products = count_score_products(self.n_planes, n_free, *state.working["points"].shape)
             share = choose_level_row_share(n_rows, n_free, n_products, form)
@@ -1673,7 +1677,7 @@ class LatentTrait(Model):
     def _missing_fit_reason(self) -> str:
         """Why C₂ and S-X² are not defined; empty if they are."""
         has_groups = bool(self.structure.groups) or self.structure.known_items is not None
-        if has_groups or (self._is_binary and self._has_structure):
+        if has_groups or (self._is_binary and self._has_trait_parameters):
             return NOT_WITH_STRUCTURE
         return "some items are continuous" if self._has_continuous else ""
 
@@ -1681,14 +1685,17 @@ class LatentTrait(Model):
         self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
         """MAP: sum the information about the parameters, the residuals and the score."""
-        group, regression = self._get_group_index(block), self._get_rows(params, block)
-        design, items = self._get_design(working, params), self._get_items(params, group)
+        group, regression = self._get_group_index(block), self._get_row_priors(params, block)
+        design, items = (
+            self._get_design(working["group_level_counts"], params),
+            self._get_items(params, group),
+        )
         jacobian = differentiate_block(design, params, group)
         is_reversed = None if self._missing_fit_reason else find_reversed_items(params.weights)
         sums = sum_information(
             params, items, working, block, rng, jacobian, regression, is_reversed
         )
-        if not (self._has_structure or self.has_asymptotes):
+        if not (self._has_trait_parameters or self.has_asymptotes):
             return sums
         own = self.summarize(params, working, block, rng).values
         level_sums = LevelSums(*(own[name][group] for name in LevelSums._fields))
@@ -1705,11 +1712,11 @@ class LatentTrait(Model):
 
     def finish_information_pass(self, state: FitState, statistics: Sums) -> FitState:
         """Add standard errors, likelihood and fit statistics."""
-        design = self._get_design(state.auxiliary, state.params)
+        design = self._get_design(state.auxiliary["group_level_counts"], state.params)
         if "by_sites" not in state.working:
             state = self._add_fit_statistics(design, state, statistics)
         state = self._add_errors(design, state, statistics)
-        return self._describe_structure(state, statistics) if self._has_structure else state
+        return self._describe_structure(state, statistics) if self._has_trait_parameters else state
 
     def _add_fit_statistics(self, design: FitDesign, state: FitState, statistics: Sums) -> FitState:
         params, fit = state.params, compute_residual_fit(statistics)
@@ -1747,11 +1754,11 @@ class LatentTrait(Model):
             nodes,
             state.auxiliary["level_counts"],
             n_own,
-            list_constraints(design, params) if self._has_structure else None,
+            list_constraints(design, params) if self._has_trait_parameters else None,
         )
 
     def _add_errors(self, design: FitDesign, state: FitState, statistics: Sums) -> FitState:
-        form = self._choose_form(state)
+        form = self._choose_error_kind(state)
         if self._has_only_scores(state) and not design.is_wide:
             if form == "sandwich":
                 return _warn_no_errors(state, "sampling weights need fewer components or items")

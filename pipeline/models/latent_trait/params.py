@@ -249,7 +249,7 @@ class LatentTraitParams(HasParts):
         in no array, no plane and no difficulty. Its weights and offset are of
         (value − mean) / scale.
     segments, segment_rows
-        Indices of the groups of rows, in the order of their names, and their numbers of rows.
+        Indices of the groups of rows, in the order of their first rows, and their numbers of rows.
     n_levels
         Number of levels of each item; None if all items are binary.
     is_known
@@ -316,11 +316,6 @@ class LatentTraitParams(HasParts):
         return np.column_stack([self.weights, self.offsets])
 
     @property
-    def trait_items(self) -> TraitItems:
-        """Weights and offsets, as the kernels take them."""
-        return TraitItems(self.weights, self.offsets)
-
-    @property
     def asymptotes(self) -> Asymptotes | None:
         """Those of the items."""
         return self.items.asymptotes
@@ -330,7 +325,7 @@ class LatentTraitParams(HasParts):
 
         Without segment they are the items of the first group; see `get_group` for other segments.
         """
-        own = self.items if segment is None else self.select_items(segment).items
+        own = self.items if segment is None else self.select_group(segment).items
         if self.n_levels is None:
             return LevelItems.from_binary(own.weights, own.offsets, own.asymptotes)
         assert own.level_offsets is not None
@@ -355,7 +350,7 @@ class LatentTraitParams(HasParts):
             items.weights[own], items.offsets[own], items.deviations, self.units.scales
         )
 
-    def select_items(self, segment: int) -> LatentTraitParams:
+    def select_group(self, segment: int) -> LatentTraitParams:
         """Return the items of a segment as if there were no groups.
 
         Those of other segments are the mean over the fitted ones.

@@ -1,5 +1,34 @@
 """Stages of a fit: the nodes of its E-steps, and when finer ones follow.
 
+Keys of the working state of a stage, all optional but `held_out`:
+
+=====================  =========================================================================
+key                    meaning
+=====================  =========================================================================
+held_out               share of rows that only score the number of components
+points, log_weights    nodes, (n_nodes, q) and (n_nodes,): shared nodes, or random draws
+is_edge, is_odd,       what finds rows that shared nodes do not suit, and estimates the error,
+max_edge_share         see `check_nodes`; random draws, and nodes for asymptotes, have none
+nodes_an_axis          number of nodes per axis of a grid, see `NodeGrid`
+node_spacing,          distance of equally spaced nodes, and how many times as far apart they are
+node_stretch           as the items need them (binary items)
+spacing, stretch       likewise for items with levels; `stretch` alone: of a lattice, or of a
+                       bifactor pattern
+has_own_nodes          rows have nodes of their own: on a lattice, or `own_nodes` per axis
+own_nodes              number per axis of nodes that are centred at each row
+coarse, change         log-likelihood of the stage before with fewer of them, and its change
+is_complete            no value is missing
+by_sites               expectation propagation
+loads                  which items load on which traits of a bifactor pattern
+max_covariate          limit of covariates of the first stage, see `limit_covariates`
+limited_objective      log-likelihood at its end
+share, directions,     of the pass for standard errors: share of rows, see `wide_errors`, and rows
+level_counts, ...      with each level
+=====================  =========================================================================
+
+Without points, sites and loads, the E-step is variational. Stages of items with levels are in
+`model`; what follows is about binary items.
+
 Number of quadrature nodes per axis: near 0, the nodes of a Gauss–Hermite rule with n nodes per axis
 are h = π / √n apart. A sum over points h apart differs from the integral of a logistic curve of
 slope a by a relative error of about exp(−2π² / (a h)), because the poles of the curve are π / a
@@ -439,13 +468,13 @@ def blocks_from_working(working: Arrays) -> TraitBlocks | None:
 def represents_all_scales(weights: Array, working: Arrays, sums: Sums) -> bool:
     """Return whether the estimate of the likelihood does not depend on the scale of the traits.
 
-    It does for random draws, and for a grid that does not resolve the items or the posteriors.
-    Parameter expansion would then lower the estimate.
+    That of random draws depends on it, and that on a grid which does not resolve the items or the
+    posteriors. Parameter expansion would then lower the estimate.
     """
     if "points" not in working or "has_own_nodes" in working:
         return True
     if (grid := grid_from_working(working)) is None:
-        return False
+        return "is_edge" in working  # nodes for items with levels; draws have no edge
     is_resolved = not len(grid.find_steep_features(weights))
     return is_resolved and not grid.is_too_coarse(float(sums.values["peak"]) / sums.weight)
 

@@ -1,215 +1,437 @@
-"""Standard errors of the latent-trait model, and the pass after a fit that they need.
+"""Standard errors of all parameters of items and traits, by the observed information.
 
-`louis` is the inverse of the observed information (T. A. Louis, JRSS B 44 (1982)), `crossproduct`
-the inverse of the products of scores, and `sandwich` combines both (H. White, Econometrica 50
-(1982)), which is also right if the model is wrong. With two or more components, the weights are on
-their principal axes, Σ_i w_ia w_ib = 0, and the errors are those under this constraint (R. I.
-Jennrich, Psychometrika 39 (1974)).
+With v_g the weights and offsets of forms as functions of u in group g, (L_gᵀ a, d + a·μ_g), and
+s_g the score in them, the observed information about the parameters φ of forms, μ_g, L_g and Γ is
 
-With quadrature, the likelihood is summed over all rows. Scores, curvature and residuals cost more
-and are summed over at most `MAX_ROWS` rows, a random sample if there are more. All of them are of
-the same rows: the information in a direction may be a small difference of two large sums. Pairs and
-sum scores are counted in the rows without missing values.
+    Σ_g J_gᵀ I_g J_g − Σ_g Σ_k s_gk ∂²v_gk / ∂φ ∂(μ_g, L_g) − …,   J_g = ∂v_g / ∂(φ, μ_g, L_g),
+
+where I_g is that of the model without groups. The second derivatives are 1 for w_im and L_ma, and
+for w_im and μ_m. Only the sum over all groups of the scores in φ is 0 at the maximum, not that of
+each group. With covariates, u ~ N(Θ_gᵀz, I) with Θ_g = Γ L_g⁻ᵀ, whose rows follow those of v_g. The
+information is that for standardized covariates, so that it is well-conditioned; the parameters for
+the covariates as they are are linear functions of those, up to terms that do not matter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import math
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import BinaryBlock
-from pipeline.models.latent_trait.forms import Matrix
-from pipeline.models.latent_trait.params import LatentTraitParams
-from pipeline.numerics.bits.kernels import add_joint_counts
-from pipeline.numerics.logistic.categories.curves import LevelItems
-from pipeline.numerics.logistic.categories.scores import (
-    RowRegression,
-    choose_point_rule,
-    count_score_vectors,
-    sum_scores,
+from pipeline.models.latent_trait.design import LevelDesign
+from pipeline.models.latent_trait.fit_design import FitDesign
+from pipeline.models.latent_trait.forms import (
+    Matrix,
+    map_to_items,
+    map_to_thresholds,
 )
-from pipeline.numerics.logistic.latent_nodes import MAX_COMPONENTS, Nodes, RowPosterior
-from pipeline.numerics.logistic.lattice_nodes import list_lattice_nodes
-from pipeline.random import RowRandom
+from pipeline.models.latent_trait.group_design import (
+    factorize,
+    get_traits,
+    list_changes,
+)
+from pipeline.models.latent_trait.params import LatentTraitParams
+from pipeline.models.latent_trait.regression_design import (
+    get_coefficients,
+)
+from pipeline.models.latent_trait.trait_errors import (
+    compute_covariance_errors,
+    differentiate_theta,
+    invert_group_information,
+    list_variance_constraints,
+    place_traits,
+    sum_multipliers,
+    sum_theta_derivatives,
+)
+from pipeline.models.latent_trait.wide_errors import (
+    ItemCovariance,
+    ItemInformation,
+    SharedDirections,
+    list_shared_directions,
+)
+from pipeline.numerics.logistic.categories.scores import join_blocks, list_form_places
 from pipeline.statistics.sums import ClusteredSums, Sums
 
 Array = NDArray[np.float64]
-Values = Mapping[str, NDArray[Any]]
-
-MAX_ROWS = 20_000
-MAX_PARAMETERS = 3000
-"""With more parameters, the information matrix is too large; see `wide_errors`."""
-MAX_ITEMS = 1000
-"""With more items, pairs and sum scores are not compared with the model."""
-_MAX_WORK = 2e10  # entries of matrices to add up
-_MAX_ASYMPTOTE_WORK = 1e11
-_MAX_LEVEL_WORK = 5e9
-_MIN_ROWS_PER_PARAMETER = {"louis": 5, "crossproduct": 100, "sandwich": 100}
+Indices = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 
-def choose_row_share(
-    n_rows: int, shape: tuple[int, int], form: str, has_sampling_weights: bool = False
-) -> float:
-    """Return the share of rows over which scores are summed for a form of standard errors.
-
-    `louis` needs fewer rows than the products of scores, which determine a matrix of full rank only
-    if rows are many.
-    """
-    n_features, q = shape
-    n_parameters = n_features * (q + 1)
-    if n_parameters > MAX_PARAMETERS:
-        return min(1.0, MAX_ROWS / max(n_rows, 1))
-    if has_sampling_weights:  # scores are summed by cluster, and weights may differ much
-        return 1.0
-    n_vectors = count_score_vectors(n_features, q) if q <= MAX_COMPONENTS else 1
-    affordable = min(_MAX_WORK / (n_vectors * n_parameters**2), MAX_ROWS)
-    required = _MIN_ROWS_PER_PARAMETER.get(form, 0) * n_parameters
-    return min(1.0, max(affordable, required) / max(n_rows, 1))
-
-
-def choose_asymptote_row_share(n_rows: int, n_features: int, n_nodes: int, form: str) -> float:
-    """Return the share of rows over which scores of items with asymptotes are summed.
-
-    A small sample would not do: asymptotes are in directions that the data hardly determine.
-    """
-    affordable = _MAX_ASYMPTOTE_WORK / (n_nodes * n_features**2)
-    required = _MIN_ROWS_PER_PARAMETER.get(form, 0) * 4 * n_features
-    return min(1.0, max(affordable, required) / max(n_rows, 1))
-
-
-def choose_level_row_share(n_rows: int, n_free: int, n_products: int, form: str) -> float:
-    """Return the share of rows over which scores of items with several levels are summed.
-
-    `n_products` is the number of multiplications per row.
-    """
-    affordable = _MAX_LEVEL_WORK / n_products
-    required = _MIN_ROWS_PER_PARAMETER.get(form, 0) * n_free
-    return min(1.0, max(affordable, required) / max(n_rows, 1))
-
-
-def estimate_information(
-    params: LatentTraitParams, share: float, has_shared_nodes: bool, is_wide: bool
-) -> float:
-    """Return how many nanoseconds longer than in an E-step a row takes in the pass for errors.
-
-    `has_shared_nodes` states whether all rows may have the same nodes: with quadrature, and without
-    missing values. If the fit `is_wide`, errors are by item.
-    """
-    (n_features, q), n_parameters = params.weights.shape, params.free_parameters.size
-    nodes = list_lattice_nodes(params.weights, params.offsets) if has_shared_nodes else None
-    if nodes is not None and not is_wide:
-        scores = 0.4 * len(nodes.points) * n_features + 0.3 * n_parameters**2
-    elif q <= MAX_COMPONENTS:
-        scores = 30.0 * len(choose_point_rule(n_features, q).points) * n_features
-        if not is_wide:
-            scores += 0.03 * count_score_vectors(n_features, q) * n_parameters**2
-    else:
-        scores = 60.0 * n_features + 0.05 * n_parameters**2
-    return float(share * scores + 80 * n_features)
-
-
-class ScoredRows(NamedTuple):
-    """Some rows of a block: values and mask, (n_rows, n_features), and weights, (n_rows,)."""
-
-    X: NDArray[np.uint8]
-    observed: NDArray[np.uint8] | None
-    row_weights: Array | None
-    has_sampling_weights: bool
-    regression: RowRegression | None = None
-
-    @property
-    def weight(self) -> float:
-        """Sum of the weights."""
-        return float(len(self.X) if self.row_weights is None else self.row_weights.sum())
-
-    def take_rows(self, is_taken: NDArray[np.bool_]) -> ScoredRows:
-        """Return the rows of a mask, (n_rows,)."""
-        return self._replace(
-            X=self.X[is_taken],
-            observed=None if self.observed is None else self.observed[is_taken],
-            row_weights=None if self.row_weights is None else self.row_weights[is_taken],
-            regression=None if self.regression is None else self.regression.take_rows(is_taken),
-        )
-
-
-def draw_rows(share: float, block: BinaryBlock, rng: RowRandom) -> NDArray[np.bool_]:
-    """Draw which rows are in the sample for standard errors, (n_samples,)."""
-    is_taken: NDArray[np.bool_] = rng.stream("information").uniform(block.rows, 1)[:, 0] < share
-    return is_taken
-
-
-def add_scores(
-    sums: Sums,
-    block: BinaryBlock,
-    sample: ScoredRows,
-    items: LevelItems,
-    posterior: RowPosterior,
-    jacobian: Matrix,
-    nodes: Nodes | None = None,
-    is_own: NDArray[np.bool_] | None = None,
-) -> Sums:
-    """Return the sums of a block with the scores of a sample of its rows, see `sum_scores`.
-
-    If rows were drawn in clusters, these are all rows, and the scores of each cluster belong to it.
-    """
-    clusters, places = None, None
-    if block.clusters is not None and sample.row_weights is not None:
-        clusters, places = np.unique(block.clusters, return_inverse=True)
-    found = sum_scores(
-        sample.X,
-        sample.observed,
-        items,
-        posterior,
-        jacobian,
-        nodes=nodes,
-        is_own=is_own,
-        row_weights=sample.row_weights,
-        has_sampling_weights=sample.has_sampling_weights,
-        clusters=places,
-        regression=sample.regression,
+def differentiate_group(design: FitDesign, params: LatentTraitParams, group: int) -> Matrix:
+    """Return J_g: the derivatives of the forms of u by all parameters, (n_forms (q + 1), p)."""
+    places, (forms, regression) = design.places, design.center(params)
+    mean, root = regression.mean, factorize(regression.covariance)
+    slopes, n_free = forms[group, :, :-1], design.forms.n_free
+    to_u = scipy.sparse.kron(
+        scipy.sparse.eye_array(len(slopes)), list_changes(mean, root)[group], format="csr"
     )
-    names = ["spread", "products", "curvature"]
-    names += ["weighted_products"] * sample.has_sampling_weights
-    values = {**sums.values, **{name: getattr(found, name) for name in names}}
-    sums = replace(sums, values=values)
-    if clusters is None:
-        return sums
-    return ClusteredSums.from_sums(sums, clusters, found.cluster_scores)
+    n_forms, q = slopes.shape
+    by_trait = np.zeros((n_forms, q + 1, places.n_parameters - n_free + 1))
+    for m in range(q):  # -1, of what is not free, is the last place
+        by_trait[:, q, max(places.mean[group, m] - n_free, -1)] = slopes[:, m]
+        for a in range(q):
+            by_trait[:, a, max(places.root[group, m, a] - n_free, -1)] = slopes[:, m]
+    by_trait = by_trait[:, :, :-1].reshape(n_forms * (q + 1), -1)
+    none = scipy.sparse.csr_array((len(by_trait), design.n_coefficients))
+    own = to_u @ design.forms.select_group(group).matrix
+    return scipy.sparse.csr_array(
+        scipy.sparse.hstack([own, scipy.sparse.csr_array(by_trait), none])
+    )
 
 
-def count_complete_rows(
-    block: BinaryBlock,
-    X: NDArray[np.uint8],
-    observed: NDArray[np.uint8] | None,
-    is_reversed: NDArray[np.bool_],
-) -> Values:
-    """Count pairs of ones, and ones by sum score, in complete rows times their weights.
+def differentiate_forms(design: FitDesign, params: LatentTraitParams) -> Matrix:
+    """Return J_g of all groups, one below the other."""
+    parts = [differentiate_group(design, params, group) for group in range(design.forms.n_groups)]
+    return scipy.sparse.csr_array(scipy.sparse.vstack(parts))
 
-    Sum scores count the planes in `is_reversed`, (n_planes,), in reverse. There are no counts with
-    too many features, or with sampling weights.
+
+def differentiate_block(design: FitDesign, params: LatentTraitParams, group: int) -> Matrix:
+    """Return J_g, and below it the derivatives of Θ_g if there are covariates."""
+    own = differentiate_group(design, params, group)
+    if design.scale is None:
+        return own
+    _, regression = design.center(params)
+    of_theta = differentiate_theta(design.places, regression, group)
+    return scipy.sparse.csr_array(scipy.sparse.vstack([own, scipy.sparse.csr_array(of_theta)]))
+
+
+def list_constraints(design: FitDesign, params: LatentTraitParams) -> Array:
+    """Return the gradients of what identifies axes or scales, (n_constraints, p)."""
+    traits, places = design.traits, design.places
+    if not traits.is_rotatable:
+        constraints = list_variance_constraints(traits, places, factorize(get_traits(params)[1]))
+    else:
+        groups = range(1 if traits.are_axes_shared else design.forms.n_groups)
+        constraints = np.concatenate([_list_axis_constraints(design, params, g) for g in groups])
+    missing = design.n_parameters - constraints.shape[1]
+    return np.pad(constraints, ((0, 0), (0, missing)))
+
+
+def _list_axis_constraints(design: FitDesign, params: LatentTraitParams, group: int) -> Array:
+    """Return the gradients of Σ_i w_ia w_ib for a < b, (q (q − 1) / 2, n_free)."""
+    own, q = design.forms.select_group(group), design.forms.n_components
+    weights = params.select_group(group).weights
+    to_weights, _ = map_to_items(own.n_planes, q, design.kind, own.matrix.shape[0])
+    jacobian = (to_weights @ own.matrix).toarray()
+    constraints = [
+        weights[:, b] @ jacobian[a::q] + weights[:, a] @ jacobian[b::q]
+        for a, b in combinations(range(q), 2)
+    ]
+    return np.reshape(constraints, (len(constraints), own.n_free))
+
+
+def list_directions(design: FitDesign, params: LatentTraitParams) -> SharedDirections:
+    """Return directions that items share in all parameters, (p, n_directions) each.
+
+    Those of the traits, if they are parameters, tell also about rotations.
     """
-    if block.n_features > MAX_ITEMS or block.has_sampling_weights:
-        return {}
-    if observed is not None:
-        is_complete = observed.all(axis=1)
-        block, X = block.take_rows(np.flatnonzero(is_complete)), X[is_complete]
-    n_features, weights = block.n_features, block.weights
-    both = np.zeros((n_features, n_features), np.int64)
-    add_joint_counts(block.words, block.words, both, block.split_weights())
-    scores = (X ^ is_reversed).sum(axis=1, dtype=np.int64)
-    order = np.argsort(scores.astype(np.uint16), kind="stable")  # a fast radix sort for uint16
-    rows = np.bincount(scores, minlength=n_features + 1)
-    score_rows, ones = rows, np.zeros((n_features + 1, n_features), np.int64)
-    values = X[order] if weights is None else X[order] * weights[order, None]
-    if weights is not None:
-        score_rows = np.zeros(n_features + 1, np.int64)
-        np.add.at(score_rows, scores, weights)
-    if len(X):
-        present = np.flatnonzero(rows)
-        starts = (np.cumsum(rows) - rows)[present]
-        ones[present] = np.add.reduceat(values, starts, axis=0, dtype=np.int64)
-    return {"both": both, "score_rows": score_rows, "score_ones": ones}
+    own, forms = design.forms, design.list_forms(params)
+    common, n_traits = np.eye(own.n_free)[:, own.is_common], design.n_parameters - own.n_free
+    parts = []
+    for group, by_form in enumerate(forms):
+        found = list_shared_directions(by_form[:, :-1])
+        along = np.concatenate(found, axis=2)
+        moved = np.zeros((*forms.shape, along.shape[2]))
+        moved[group] = along
+        parts.append(own.collect_changes(moved.reshape(-1, along.shape[2])))
+    if own.n_groups == 1 and not n_traits and design.traits.is_rotatable:
+        n_scales = found.scales.shape[2]
+        return SharedDirections(
+            np.column_stack([parts[0][:, :n_scales], common]), parts[0][:, n_scales:]
+        )
+    directions = scipy.linalg.block_diag(np.column_stack([*parts, common]), np.eye(n_traits))
+    return SharedDirections(directions, np.zeros((len(directions), 0)))
+
+
+class ParameterErrors(NamedTuple):
+    """Covariance of all parameters, and which of them the data do not determine, (p,)."""
+
+    covariance: ItemCovariance
+    is_unknown: Flags
+
+
+def invert(
+    design: FitDesign,
+    params: LatentTraitParams,
+    statistics: Sums,
+    form: str,
+    prior_curvature: Array,
+    left_out: Indices,
+) -> ParameterErrors:
+    """Invert the information about all parameters.
+
+    Parameters
+    ----------
+    form
+        `louis`, `crossproduct` or `sandwich`.
+    prior_curvature
+        Minus the second derivatives of the log prior of free parameters of forms, (n_free,).
+    left_out
+        Items that have no errors because of their estimates. They must not spoil those of others.
+    """
+    constraints, jacobian = list_constraints(design, params), differentiate_forms(design, params)
+    is_left_out = np.isin(design.forms.item_of_row, left_out)
+    size = abs(jacobian)
+    is_bound, is_used = (
+        np.asarray(size[rows].sum(axis=0)) > 0 for rows in (is_left_out, ~is_left_out)
+    )
+    is_free = is_used | ~is_bound
+    prior = np.zeros(design.n_parameters)
+    prior[: design.forms.n_free] = prior_curvature
+    corrections = _sum_corrections(design, params, statistics, prior)
+    if design.is_wide:
+        own = _sum_item_information(design, params, statistics, jacobian, constraints, corrections)
+        found, is_free_unknown = own.take(is_free).invert()
+        to_all = scipy.sparse.eye_array(len(is_free), format="csr")[:, np.flatnonzero(is_free)]
+        is_unknown = ~is_free
+        is_unknown[is_free] = is_free_unknown
+        return ParameterErrors(found.transform(to_all), is_unknown)
+    sums, scale = statistics.values, compute_scale(statistics)
+    if "curvature" not in sums:
+        # The inverse of a sample covariance of normal scores is too large by a known factor.
+        n_rows = float(sums["weight_informing"])
+        scale *= n_rows / (n_rows - design.n_parameters - 1)
+    information = scale * sums["products"]
+    if form == "crossproduct":
+        information = information + np.diag(prior)
+    else:
+        information = scale * (sums["curvature"] - sums["spread"]) + information
+        information = information + corrections.toarray()
+    covariance, is_unknown = np.zeros_like(information), np.ones(len(information), np.bool_)
+    places = np.ix_(is_free, is_free)
+    covariance[places], is_unknown[is_free] = invert_group_information(
+        information[places], constraints[:, is_free]
+    )
+    if form == "sandwich":
+        middle = scale * sums.get("weighted_products", sums["products"])
+        if isinstance(statistics, ClusteredSums):
+            middle = statistics.sum_score_products()
+        covariance = covariance @ middle @ covariance
+    return ParameterErrors(ItemCovariance.from_array(covariance), is_unknown)
+
+
+def compute_scale(statistics: Sums) -> float:
+    """Return the number of rows per row whose scores are summed."""
+    return statistics.weight / max(float(statistics.values["weight_informing"]), 1.0)
+
+
+def _sum_item_information(
+    design: FitDesign,
+    params: LatentTraitParams,
+    statistics: Sums,
+    jacobian: Matrix,
+    constraints: Array,
+    corrections: Matrix,
+) -> ItemInformation:
+    """Return the information of each item, and along directions that items share."""
+    values, scale, forms = statistics.values, compute_scale(statistics), design.forms
+    known = own = corrections
+    n_forms = jacobian.shape[0] // forms.n_groups
+    for group in range(forms.n_groups):
+        J = jacobian[group * n_forms : (group + 1) * n_forms]
+        curvature, variance = (
+            _join_items(forms, np.reshape(values[name], (forms.n_groups, -1))[group])
+            for name in ("curvature", "item_variance")
+        )
+        known = known + scale * (J.T @ curvature @ J)
+        own = own + scale * (J.T @ (curvature - variance) @ J)
+    scales, rotations = list_directions(design, params)
+    shared = scales.T @ (known @ scales) - scale * values["shared_variance"]
+    n_traits = design.n_parameters - forms.n_free
+    return ItemInformation(
+        known.diagonal(),
+        own.tocsr(),
+        np.column_stack([scales, rotations]),
+        np.pad(shared, (0, rotations.shape[1])),  # there is none about rotations
+        np.append(forms.is_common, np.ones(n_traits, np.bool_)),
+        constraints,
+    )
+
+
+def _join_items(forms: LevelDesign, flat: Array) -> Matrix:
+    """Return the matrix with the blocks of items, which follow each other in `flat`."""
+    places = list_form_places(forms.n_planes, forms.n_components)
+    shapes = [(*own.shape, own.shape[1]) for own in places]
+    parts = np.split(flat, np.cumsum([math.prod(shape) for shape in shapes])[:-1])
+    blocks = [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+    return join_blocks(blocks, places, len(forms.constant) // forms.n_groups)
+
+
+def _sum_corrections(
+    design: FitDesign, params: LatentTraitParams, statistics: Sums, prior: Array
+) -> Matrix:
+    """Return what adds to the information of the rows about forms, (p, p), sparse."""
+    total, values = scipy.sparse.diags_array(prior, format="csr"), statistics.values
+    if "score" not in values:
+        return total
+    score, missing = values["score"], design.n_parameters - design.places.n_parameters
+    if design.traits.has_free_correlation.any():
+        slope = differentiate_forms(design, params).T @ score.ravel()
+        total = total + scipy.sparse.diags_array(
+            sum_multipliers(list_constraints(design, params), slope)
+        )
+    second = np.pad(_sum_second_derivatives(design, score), (0, missing))
+    if design.scale is not None:
+        second = second + sum_theta_derivatives(design.places, design.center(params)[1], values)
+    return scipy.sparse.csr_array(total - scipy.sparse.csr_array(second))
+
+
+def _sum_second_derivatives(design: FitDesign, score: Array) -> Array:
+    """Return Σ_g Σ_k s_gk ∂²v_gk / ∂φ ∂(μ_g, L_g), (p, p), given s_g, (n_groups, n_forms (q + 1)).
+
+    v_gja = Σ_m L_gma a_jm and v_gj,q+1 = d_j + Σ_m μ_gm a_jm, so the derivatives by L_gma and μ_gm
+    are linear in the parameters of a_jm.
+    """
+    forms, places = design.forms, design.places
+    q, n_traits = forms.n_components, places.n_parameters - forms.n_free
+    across = np.zeros((forms.n_free, n_traits + 1))  # the last place is of what is not free
+    mean, root = (np.where(p >= 0, p - forms.n_free, -1) for p in (places.mean, places.root))
+    for group, own in enumerate(score):
+        matrix, by_form = forms.select_group(group).matrix, own.reshape(-1, q + 1)
+        for m in range(q):
+            by_slope = matrix[m :: q + 1]
+            across[:, mean[group, m]] += by_form[:, q] @ by_slope
+            for a in range(m + 1):
+                across[:, root[group, m, a]] += by_form[:, a] @ by_slope
+    padded = np.pad(across[:, :-1], ((0, n_traits), (forms.n_free, 0)))
+    return np.asarray(padded + padded.T)
+
+
+def collect_errors(
+    design: FitDesign, params: LatentTraitParams, found: ParameterErrors, left_out: Indices
+) -> tuple[dict[str, Array], Indices]:
+    """Return arrays of standard errors, and the features that have none for lack of data."""
+    forms, (covariance, is_unknown) = design.forms, found
+    arrays: dict[str, Array] = {}
+    if design.scale is not None:
+        moved = _differentiate_origin(design, params)
+        covariance = ItemCovariance.from_array(moved @ covariance.blocks @ moved.T)
+        n = design.places.n_parameters
+        variance = np.where(is_unknown, np.nan, np.diag(covariance.blocks))[n:]
+        arrays["coefficients_error"] = np.sqrt(variance).reshape(get_coefficients(params)[0].shape)
+    of_items, unknown = covariance.take_first(forms.n_free), np.zeros(0, np.int64)
+    by_group = []
+    for group in range(forms.n_groups):
+        own, missing = _collect_item_errors(
+            design._replace(forms=forms.select_group(group)),
+            params.select_group(group),
+            ParameterErrors(of_items, is_unknown[: forms.n_free]),
+            left_out,
+        )
+        by_group.append(own)
+        unknown = np.union1d(unknown, missing)
+    arrays |= by_group[0]
+    if params.segments is not None:
+        arrays |= {
+            f"group_{name}": np.stack([own[name] for own in by_group])
+            for name in by_group[0]
+            if not name.startswith(("difficulty", "level_difficulty"))
+        }
+    if params.traits is not None:
+        arrays |= _collect_trait_errors(design, params, covariance, is_unknown)
+    return arrays, unknown
+
+
+def _collect_trait_errors(
+    design: FitDesign, params: LatentTraitParams, covariance: ItemCovariance, is_unknown: Flags
+) -> dict[str, Array]:
+    places, n_free = place_traits(design.traits, 0), design.forms.n_free
+    own = n_free + np.arange(places.n_parameters)
+    of_traits, is_unknown = covariance.take_blocks(own[None])[0], is_unknown[own]
+    variance = np.append(np.where(is_unknown, np.nan, np.diag(of_traits)), 0.0)
+    root = factorize(get_traits(params)[1])
+    return {
+        "trait_mean_error": np.sqrt(np.maximum(variance[places.mean], 0.0)),
+        "trait_covariance_error": compute_covariance_errors(
+            design.traits, places, root, of_traits, is_unknown
+        ),
+    }
+
+
+def _collect_item_errors(
+    design: FitDesign, params: LatentTraitParams, found: ParameterErrors, left_out: Indices
+) -> tuple[dict[str, Array], Indices]:
+    """Return arrays of standard errors of the items of a group, and those that have none."""
+    forms, kind, (covariance, is_unknown) = design.forms, design.kind, found
+    q, J, n_planes = forms.n_components, forms.matrix, forms.n_planes
+    n_features = len(n_planes)
+    to_weights, to_offsets = map_to_items(n_planes, q, kind, J.shape[0])
+    items = np.arange(n_features)
+    is_left_out = np.isin(items, left_out)
+
+    def compute_errors(linear: Matrix, owners: Indices) -> Array:
+        """Return the standard errors of linear functions of weights and offsets of forms."""
+        free = linear @ J
+        variance, size = covariance.compute_variances(free), abs(free)
+        is_fixed = (size.sum(axis=1) == 0) | (size @ is_unknown > 0) | is_left_out[owners]
+        errors = np.where(is_fixed, np.nan, np.sqrt(np.maximum(variance, 0.0)))
+        return np.where(abs(linear) @ ~forms.is_known, errors, 0.0)
+
+    of_planes = np.repeat(items, n_planes)
+    weights_error = compute_errors(to_weights, np.repeat(items, q)).reshape(-1, q)
+    is_estimated = np.asarray(abs(to_weights @ J).sum(axis=1)).reshape(-1, q) > 0
+    is_missing = (np.isnan(weights_error) & is_estimated).any(axis=1) & ~is_left_out
+    arrays = {"weights_error": weights_error, "offsets_error": compute_errors(to_offsets, items)}
+    all_entries = scipy.sparse.eye_array(J.shape[0], format="csr")
+    if forms.has_asymptotes:
+        logits = all_entries[n_features * (q + 1) + q :: q + 1]
+        of_logits = compute_errors(logits, np.repeat(items, 2)).reshape(-1, 2)
+        for name, errors in zip(("guessing", "slipping"), of_logits.T, strict=True):
+            if (p := getattr(params.items, name)) is not None:
+                arrays[f"{name}_error"] = p * (1 - p) * errors
+    if params.n_levels is not None:
+        by_form = compute_errors(all_entries, forms.item_of_row).reshape(-1, q + 1)
+        arrays["level_offsets_error"] = by_form[: len(of_planes), -1]
+        if kind == "nominal":
+            arrays["level_weights_error"] = by_form[: len(of_planes), :-1]
+        if params.items.deviations is not None:
+            of_spreads = by_form[len(of_planes) + 1 :: 2, -1]
+            arrays["deviations_error"] = params.items.deviations * of_spreads
+    if q > 1:
+        return arrays, np.flatnonzero(is_missing)
+    # The derivatives of −b / w.
+    flat, slopes = params.get_level_items(kind).to_forms().reshape(-1), params.weights[:, 0]
+    slopes = np.where(slopes == 0, np.finfo(float).tiny, slopes)
+
+    def differentiate_ratio(to_form: Any, owners: Indices) -> Any:
+        w = scipy.sparse.diags_array(1 / slopes[owners])
+        ratio = scipy.sparse.diags_array((to_form @ flat) / slopes[owners])
+        return w @ (ratio @ to_weights[owners] - to_form)
+
+    with np.errstate(over="ignore"):
+        own = differentiate_ratio(to_offsets, items)
+    arrays["difficulty_error"] = np.where(n_planes > 0, compute_errors(own, items), np.nan)
+    if kind != "nominal" and params.n_levels is not None:
+        own = differentiate_ratio(map_to_thresholds(forms, kind), of_planes)
+        arrays["level_difficulty_error"] = compute_errors(own, of_planes)
+    return arrays, np.flatnonzero(is_missing)
+
+
+def _differentiate_origin(design: FitDesign, params: LatentTraitParams) -> Array:
+    """Return the derivatives of all parameters by those for standardized covariates."""
+    assert design.scale is not None
+    (coefficients, center), places, own = get_coefficients(params), design.places, design.forms
+    n, width, scale = places.n_parameters, own.n_components + 1, design.scale
+    moved = np.eye(n + coefficients.size)
+    moved[n:, n:] = np.kron(np.diag(1 / scale), np.eye(own.n_components))
+    if design.traits.origin == "means":
+        by_trait = n + np.arange(coefficients.size).reshape(coefficients.shape).T
+        for place in places.mean:
+            moved[place[:, None], by_trait] = -center / scale
+        return moved
+    # d_j without covariates is d_j + a_j·shift minus a_j·shift.
+    rows, shift = own.matrix.toarray().reshape(-1, width, own.n_free), center @ coefficients
+    changed = rows.copy()
+    changed[:, -1] -= np.einsum("jmf,m->jf", rows[:, :-1], shift)
+    moved[: own.n_free, : own.n_free] = own.collect_changes(changed.reshape(-1, own.n_free))
+    forms = design.list_forms(params).reshape(-1, width)
+    by_coefficient = np.zeros((*forms.shape, coefficients.size))
+    by_coefficient[:, -1] = -np.einsum("c,jm->jcm", center / scale, forms[:, :-1]).reshape(
+        len(forms), -1
+    )
+    moved[: own.n_free, n:] = own.collect_changes(by_coefficient.reshape(-1, coefficients.size))
+    return moved

@@ -1,4 +1,4 @@
-"""The M-step for items with several levels, on expected counts at nodes."""
+"""The M-step for items of any kind; a binary item has one plane."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import expit, logit
 
-from pipeline.models.latent_trait import standard_errors
+from pipeline.models.latent_trait import error_sums
 from pipeline.models.latent_trait.design import make_level_design
 from pipeline.models.latent_trait.fit_statistics import FittedItems, compute_m2_fit
 from pipeline.models.latent_trait.item_fit import (
@@ -218,7 +218,7 @@ def test_constant_items_do_not_change_the_misfit_of_others() -> None:
 
 
 def test_misfit_of_too_many_items_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standard_errors, "MAX_ITEMS", 9)
+    monkeypatch.setattr(error_sums, "MAX_ITEMS", 9)
     state = fitted(simulate_items(2, 0.0)[0].astype(np.uint8), n_components=1)
     assert state.params.s_x2 is None
     assert "too many items" in state.diagnostics["fit_statistics"]["s_x2_missing"]

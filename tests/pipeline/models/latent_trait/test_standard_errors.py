@@ -12,7 +12,7 @@ from scipy.special import expit
 import latentbits as lb
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
-from pipeline.models.latent_trait import errors, model
+from pipeline.models.latent_trait import fit_design, model
 from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.latent_trait.params import make_params
 from pipeline.models.latent_trait.rotations import turn_to_principal_axes
@@ -24,7 +24,7 @@ from tests.support.strategies import DenseData, make_memory_rows
 
 def limit_parameters(monkeypatch: pytest.MonkeyPatch, n_parameters: int) -> None:
     """Compute errors by item from this number of parameters on."""
-    for module in (errors, model):
+    for module in (fit_design, model):
         monkeypatch.setattr(module, "MAX_PARAMETERS", n_parameters)
 
 
