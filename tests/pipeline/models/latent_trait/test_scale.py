@@ -194,8 +194,8 @@ def test_draws_that_cannot_estimate_the_scale_say_so() -> None:
 
 
 @pytest.mark.matrix
-def test_posteriors_far_narrower_than_nodes_have_their_own() -> None:
-    """Shared nodes would have to become finer in stage after stage."""
+def test_posteriors_far_narrower_than_nodes_are_integrated_after_few_stages() -> None:
+    """Nodes must not become a little finer in stage after stage."""
     rng, n, p = np.random.default_rng(0), 24, 1500
     x = rng.standard_normal(n)
     logits = x[:, None] * rng.uniform(2.0, 6.0, p) + 2 * rng.standard_normal(p)
@@ -204,7 +204,7 @@ def test_posteriors_far_narrower_than_nodes_have_their_own() -> None:
     data = DenseData(X & observed, observed)
     model = LatentTrait(n_components=1, prior_precision=1.0, constant_features="pin")
     state = fit_model(model, make_memory_rows(data), SerialExecutor())
-    assert state.diagnostics["nodes_are_centred"]
+    assert state.iteration < 60
     grid = np.linspace(-6, 6, 6001)[:, None]
     eta = grid @ state.params.weights.T + state.params.offsets
     log_p = (X & observed) @ eta.T - observed @ np.logaddexp(0, eta).T - grid[:, 0] ** 2 / 2
