@@ -575,9 +575,7 @@ class LatentTrait(Model):
     @property
     def _has_trait_parameters(self) -> bool:
         """Whether the distribution of the traits is part of the fit."""
-        own = self.structure
-        parts = (own.known_items, own.pattern, own.covariates)
-        return bool(own.groups) or any(part is not None for part in parts)
+        return bool(self.structure.parts)
 
     @property
     def _slope_numbers(self) -> Indices | None:
@@ -992,38 +990,33 @@ class LatentTrait(Model):
         self, state: FitState, stretch: float, estimator: str = "quadrature"
     ) -> FitState:
         """Begin a stage with nodes that resolve the items, their distances times `stretch`."""
-        params = state.params
+        params, auxiliary = state.params, state.auxiliary
         if self._blocks is not None:
             assert self._slope_numbers is not None
-            loads: Any = {
-                "loads": self._slope_numbers >= 0,
-                "stretch": np.array(_BIFACTOR_STRETCH),
-            }
-            return replace(state, working={**state.working, **loads})
-        if self.has_asymptotes:
+            stretches = np.array(_BIFACTOR_STRETCH)
+            further: Arrays = {"loads": self._slope_numbers >= 0, "stretch": stretches}
+        elif self.has_asymptotes:
             nodes = self._make_even_nodes(params, _NODE_MARGIN)
-            spacing = nodes.points[1, 0] - nodes.points[0, 0]
-            n_nodes, distance = np.array(len(nodes.points)), np.array(spacing)
-            shared = {**nodes._asdict(), "nodes_an_axis": n_nodes, "node_spacing": distance}
-            return replace(state, working={**state.working, **shared})
-        if self._is_binary:
+            further = {
+                **nodes._asdict(),
+                "nodes_an_axis": np.array(len(nodes.points)),
+                "node_spacing": np.array(nodes.points[1, 0] - nodes.points[0, 0]),
+            }
+        elif self._is_binary:
             held_out = float(state.working["held_out"])
-            working = self._make_working(state, params.weights, held_out, estimator)
-            return replace(state, working={**state.working, **working})
-        if self.nodes and self.n_planes.any():
+            further = self._make_working(state, params.weights, held_out, estimator)
+        elif self.nodes and self.n_planes.any():
             grid = NodeGrid(self.nodes, params.weights.shape[1])
-            own = grid.make_working_state(self.mean_reach > 0)
-            return replace(state, working={**state.working, **own})
-        items = self._find_steepest_items(params, stretch)
-        nodes, spacing = make_level_nodes(items, stretch, self.mean_reach)
-        if not self.n_planes.any():  # rows are integrated exactly
-            return replace(state, working={**state.working, **store_nodes(nodes, None)})
-        own = {"spacing": np.array(spacing), "stretch": np.array(stretch)}
-        return replace(
-            state,
-            working={**state.working, **store_nodes(nodes, spacing), **own},
-            auxiliary={**state.auxiliary, "needed_spacing": np.array(spacing)},
-        )
+            further = grid.make_working_state(self.mean_reach > 0)
+        else:
+            items = self._find_steepest_items(params, stretch)
+            nodes, spacing = make_level_nodes(items, stretch, self.mean_reach)
+            further = store_nodes(nodes, None)  # without levels, rows are integrated exactly
+            if self.n_planes.any():
+                distances = {"spacing": np.array(spacing), "stretch": np.array(stretch)}
+                further = {**store_nodes(nodes, spacing), **distances}
+                auxiliary = {**auxiliary, "needed_spacing": np.array(spacing)}
+        return replace(state, working={**state.working, **further}, auxiliary=auxiliary)
 
     def _make_working(
         self, state: FitState, weights: Array, held_out: float, estimator: str
@@ -1247,39 +1240,39 @@ class LatentTrait(Model):
         self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
     ) -> FitState:
         """Run the M-step for items, traits and coefficients; constant features keep theirs."""
-        sums, own = statistics.values, self.structure.covariates
-        if own is not None:
-            if (restarted := find_contradiction(state, statistics, own)) is not None:
+        sums, covariates = statistics.values, self.structure.covariates
+        if covariates is not None:
+            if (restarted := find_contradiction(state, statistics, covariates)) is not None:
                 return restarted
-            check_covariates(self._trait_design, sums["covariate_products"], own.names)
+            check_covariates(self._trait_design, sums["covariate_products"], covariates.names)
         design = self._get_design(state.auxiliary["group_level_counts"], state.params)
-        params, before = self._center(design, state.params)
+        params, before = self._center(state.params)
         is_resolved = represents_all_scales(params.weights, state.working, statistics)
         if not (self._has_trait_parameters or self.has_asymptotes):
             return self._update_without_structure(design, state, statistics, is_resolved)
-        traits, forms = self._trait_design, self._stack_forms(params)
+        trait_design, forms = self._trait_design, self._stack_forms(params)
         if params.log_prior is None:
             forms = self._take_steps(design, params, state.working, sums)
         else:  # items stay when the scale of the traits is estimated
-            traits = self._make_trait_design(0.0)
+            trait_design = self._make_trait_design(0.0)
         mean, covariance = get_traits(params)
         coefficients = before
-        if own is None:
+        if covariates is None:
             forms, mean, covariance = update_traits(
-                traits, forms, mean, covariance, sums["moments"], is_resolved
+                trait_design, forms, mean, covariance, sums["moments"], is_resolved
             )
         else:
             regression = Regression(mean, covariance, before)
-            if is_resolved or not traits.is_expanded:
-                regression = estimate_regression(traits, regression, sums)
+            if is_resolved or not trait_design.is_expanded:
+                regression = estimate_regression(trait_design, regression, sums)
             mean, covariance, coefficients = regression
-            if traits.is_expanded and is_resolved:
+            if trait_design.is_expanded and is_resolved:
                 root = factorize(covariance[:1])[0]
                 coefficients = np.linalg.solve(root, coefficients.T).T
-                forms, mean, covariance = absorb_traits(traits, forms, mean, covariance)
-            coefficients = limit_crossing(before, coefficients, own)
+                forms, mean, covariance = absorb_traits(trait_design, forms, mean, covariance)
+            coefficients = limit_crossing(before, coefficients, covariates)
         params = self._project_forms(design, params, forms, mean, covariance)
-        return self._finish_update(design, state, self._uncenter(design, params, coefficients))
+        return self._finish_update(design, state, self._uncenter(params, coefficients))
 
     def _update_without_structure(
         self, design: FitDesign, state: FitState, statistics: Sums, is_resolved: bool
@@ -1315,9 +1308,10 @@ class LatentTrait(Model):
         mean, covariance = get_traits(params)
         changes, groups = list_changes(mean, factorize(covariance)), []
         for group, change in enumerate(changes):
-            own = LevelSums(*(sums[name][group] for name in LevelSums._fields))
-            items, points = params.get_level_items(self.items, group), get_points(working, own)
-            groups.append(ItemGroup.transform(items, points, own, change.T))
+            level_sums = LevelSums(*(sums[name][group] for name in LevelSums._fields))
+            items = params.get_level_items(self.items, group)
+            points = get_points(working, level_sums)
+            groups.append(ItemGroup.transform(items, points, level_sums, change.T))
         priors = self._list_priors(design.forms)
         forms = take_level_steps(design.forms, groups, self.prior_precision, priors)
         return np.stack(np.split(forms, self.n_groups))
@@ -1338,25 +1332,21 @@ class LatentTrait(Model):
             auxiliary["needed_spacing"] = np.array(spacing)
         return replace(state, params=params, auxiliary=auxiliary)
 
-    def _center(
-        self, design: FitDesign, params: LatentTraitParams
-    ) -> tuple[LatentTraitParams, Any]:
-        """Return items and traits for standardized covariates, and their coefficients."""
-        if design.scale is None:
-            return params, None
+    def _center(self, params: LatentTraitParams) -> tuple[LatentTraitParams, Array]:
+        """Return items and traits for standardized covariates, and their coefficients, (p, q)."""
+        if self._scale is None:
+            return params, np.zeros((0, params.weights.shape[1]))
         coefficients, center = get_coefficients(params)
         moved = self._move_origin(params, center @ coefficients)
-        return moved, coefficients * design.scale[:, None]
+        return moved, coefficients * self._scale[:, None]
 
-    def _uncenter(
-        self, design: FitDesign, params: LatentTraitParams, coefficients: Any
-    ) -> LatentTraitParams:
+    def _uncenter(self, params: LatentTraitParams, coefficients: Array) -> LatentTraitParams:
         """Undo `_center`."""
-        if design.scale is None:
+        if self._scale is None:
             return params
-        own = coefficients / design.scale[:, None]
-        moved = self._move_origin(params, -(get_coefficients(params)[1] @ own))
-        return moved.with_coefficients(own)
+        coefficients = coefficients / self._scale[:, None]
+        moved = self._move_origin(params, -(get_coefficients(params)[1] @ coefficients))
+        return moved.with_coefficients(coefficients)
 
     def _move_origin(self, params: LatentTraitParams, shift: Array) -> LatentTraitParams:
         mean, covariance = get_traits(params)
@@ -1371,11 +1361,7 @@ class LatentTrait(Model):
         if not self._has_trait_parameters:
             forms: Array = self._stack_forms(params)[0]
             return forms
-        own, coefficients = self._scale, np.zeros(0)
-        if own is not None:
-            coefficients, center = get_coefficients(params)
-            params = self._move_origin(params, center @ coefficients)
-            coefficients = coefficients * own[:, None]
+        params, coefficients = self._center(params)
         mean, covariance = get_traits(params)
         parts = (self._stack_forms(params), mean, factorize(covariance), coefficients)
         return np.concatenate([part.ravel() for part in parts])
@@ -1393,11 +1379,7 @@ class LatentTrait(Model):
         covariance = compose_covariances(root.reshape(n, q, q), n_standard)
         limited = self._limit_forms(params, forms.reshape(shape))
         params = self._with_groups(params, limited, mean.reshape(n, q), covariance)
-        if (scale := self._scale) is None:
-            return params
-        own = coefficients.reshape(len(scale), q) / scale[:, None]
-        moved = self._move_origin(params, -(get_coefficients(params)[1] @ own))
-        return moved.with_coefficients(own)
+        return self._uncenter(params, coefficients.reshape(-1, q))
 
     def _limit_forms(self, params: LatentTraitParams, forms: Array) -> Array:
         """Keep extrapolated forms of items with asymptotes where the model is defined."""
