@@ -129,7 +129,7 @@ def _run_on_far_rows(items: LevelItems, block: BinaryBlock, regression: RowRegre
         regression.means,
     )
     values = {
-        **_name_quadratic_sums(found.sums.slopes, found.sums.curvatures),
+        **_name_quadratic_sums(found.sums.linear, found.sums.curvatures),
         **sum_level_regression(found, regression, block.row_weights),
     }
     return _make_sums(block, found.log_likelihood, values)
@@ -189,7 +189,7 @@ def _run_on_shared_nodes(
     counts = node_statistics(X, observed, items, nodes, block.row_weights, row_means, checks)
     extended = np.column_stack([nodes.points, np.ones(len(nodes.points))])
     moments, log_likelihood = extended.T @ (counts.rows[:, None] * extended), counts.log_likelihood
-    slopes, curvatures = np.zeros((n, q + 1)), np.zeros((n, q + 1, q + 1))
+    linear, curvatures = np.zeros((n, q + 1)), np.zeros((n, q + 1, q + 1))
     codes = counts.codes
     if checks is not None and (rows := np.flatnonzero(counts.is_outside)).size:
         others = centred_e_step(
@@ -200,13 +200,13 @@ def _run_on_shared_nodes(
             None if row_means is None else row_means[rows],
             CENTRED_NODES_PER_AXIS[q][-1],
         )
-        slopes, curvatures = _expand_at(items, others.gradient, others.curvature)
+        linear, curvatures = _expand_at(items, others.gradient, others.curvature)
         moments = moments + others.moments
         log_likelihood += others.log_likelihood
         if row_means is not None:
             codes[rows] = others.codes
     values = {
-        **_name_sums(counts.ones, counts.mass, slopes, curvatures),
+        **_name_sums(counts.ones, counts.mass, linear, curvatures),
         "moments": moments,
         "peak": np.array(counts.peak),
         "error": np.array(counts.error),
@@ -226,17 +226,17 @@ def _expand_at(items: LevelItems, gradient: Array, curvature: Array) -> tuple[Ar
     return gradient + np.einsum("jab,jb->ja", curvatures, items.to_forms()), curvatures
 
 
-def _name_quadratic_sums(slopes: Array, curvatures: Array) -> Arrays:
+def _name_quadratic_sums(linear: Array, curvatures: Array) -> Arrays:
     """Return the sums of an expected log-likelihood that is quadratic in the forms."""
-    none = np.zeros((len(slopes), 0))
-    return _name_sums(none, none, slopes, curvatures)
+    none = np.zeros((len(linear), 0))
+    return _name_sums(none, none, linear, curvatures)
 
 
-def _name_sums(ones: Array, mass: Array, slopes: Array, curvatures: Array) -> Arrays:
+def _name_sums(ones: Array, mass: Array, linear: Array, curvatures: Array) -> Arrays:
     """Return the sums of binary items by name; there are none of continuous items."""
-    width = slopes.shape[1]
+    width = linear.shape[1]
     of_numbers = np.zeros((0, width)), np.zeros((0, width, width)), np.zeros(0)
-    return LevelSums(ones, mass, slopes, curvatures, *of_numbers)._asdict()
+    return LevelSums(ones, mass, linear, curvatures, *of_numbers)._asdict()
 
 
 def sum_regression(

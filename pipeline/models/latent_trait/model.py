@@ -1958,7 +1958,7 @@ def get_points(working: Arrays, sums: LevelSums) -> Array:
     """Return the nodes of these sums, (n_nodes, q); none if they are those of other integrators."""
     if sums.ones.shape[-1]:
         return np.asarray(working["points"])
-    return np.zeros((0, sums.slopes.shape[-1] - 1))
+    return np.zeros((0, sums.linear.shape[-1] - 1))
 
 
 def convert_code_moments(sums: Mapping[str, NDArray[Any]], root: Array) -> dict[str, Array]:

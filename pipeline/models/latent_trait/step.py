@@ -78,7 +78,7 @@ class ItemGroup(NamedTuple):
             by_item[alike.features] = nats.sum(axis=(1, 2))
         forms = np.column_stack([items.weights, items.offsets])
         own = (
-            self.sums.slopes - 0.5 * np.einsum("jab,jb->ja", self.sums.curvatures, forms)
+            self.sums.linear - 0.5 * np.einsum("jab,jb->ja", self.sums.curvatures, forms)
         ) * forms
         np.add.at(by_item, np.repeat(np.arange(len(by_item)), items.n_planes), own.sum(axis=1))
         if items.gaussians is not None:
@@ -201,7 +201,7 @@ def _solve_by_item(
     """Return the step of these items of one plane each, which share no parameter: much faster."""
     (own, points, sums), width = group, group.items.weights.shape[1] + 1
     forms, hessian = own.to_forms(), sums.curvatures[items]
-    slope = sums.slopes[items] - np.einsum("jab,jb->ja", hessian, forms[items])
+    slope = sums.linear[items] - np.einsum("jab,jb->ja", hessian, forms[items])
     if len(points):
         derivatives = differentiate_on_nodes(
             points, sums.ones[items], sums.mass[items], forms[items]

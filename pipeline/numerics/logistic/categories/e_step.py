@@ -159,7 +159,7 @@ def sum_level_statistics(
             distance = own.distance + (near.mean[rows] - row_means[rows])
             far = FarRows(far.rows, distance[~is_near], own.covariance[~is_near])
         sums = sums._replace(
-            slopes=own.slopes,
+            linear=own.linear,
             curvatures=own.curvatures,
             number_codes=sums.number_codes + own.numbers.codes,
             number_products=sums.number_products + own.numbers.products,
@@ -177,7 +177,7 @@ class _OwnSums(NamedTuple):
     distance: Floats
     covariance: Floats
     log_likelihood: Floats
-    slopes: Floats
+    linear: Floats
     curvatures: Floats
     numbers: GaussianSums
 
@@ -193,7 +193,7 @@ def _sum_own_rows(
     covariance = np.linalg.inv(near.precision).astype(np.float64)
     log_likelihood, n = near.log_density.copy(), len(items.offsets)
     width = distance.shape[1] + 1
-    slopes, curvatures = np.zeros((n, width)), np.zeros((n, width, width))
+    linear, curvatures = np.zeros((n, width)), np.zeros((n, width, width))
     mask = np.ones(X.shape, np.uint8) if observed is None else observed
     rows = find_level_rows(X, observed, items)
     for points in iter_own_points(*take_rows(rows, X, observed, items, near)):
@@ -201,14 +201,14 @@ def _sum_own_rows(
         distance[places], covariance[places] = points.compute_moments()
         log_likelihood[places] = points.log_likelihood
         own_mask = mask[places, :n].astype(np.float64)
-        _add_plane_sums(points, own_mask, items, row_weights[places], slopes, curvatures)
+        _add_plane_sums(points, own_mask, items, row_weights[places], linear, curvatures)
     forms = np.column_stack([items.weights, items.offsets])
-    slopes += np.einsum("jab,jb->ja", curvatures, forms)
+    linear += np.einsum("jab,jb->ja", curvatures, forms)
     mean = near.mean + distance
     numbers = sum_gaussian_moments(
         X[:, n:].astype(np.float64), mask[:, n:].astype(np.float64), mean, covariance, row_weights
     )
-    return _OwnSums(mean, distance, covariance, log_likelihood, slopes, curvatures, numbers)
+    return _OwnSums(mean, distance, covariance, log_likelihood, linear, curvatures, numbers)
 
 
 def _add_plane_sums(
@@ -216,7 +216,7 @@ def _add_plane_sums(
     mask: Floats,
     items: LevelItems,
     row_weights: Floats,
-    slopes: Floats,
+    linear: Floats,
     curvatures: Floats,
 ) -> None:
     """Add gradients in the forms of planes, and curvatures that are large enough for long steps.
@@ -226,8 +226,8 @@ def _add_plane_sums(
     """
     _, n_points, q = points.x.shape
     extended, shares = points.extend().reshape(-1, q + 1), points.shares * row_weights[:, None]
-    gradient = (points.derivatives * shares[:, None]).transpose(1, 0, 2).reshape(len(slopes), -1)
-    slopes += gradient @ extended
+    gradient = (points.derivatives * shares[:, None]).transpose(1, 0, 2).reshape(len(linear), -1)
+    linear += gradient @ extended
     eta = items.compute_forms(extended[:, :-1])
     size = np.maximum(np.abs(eta), _SMALL_ETA)
     curvature = np.tanh(size / 2) / (2 * size)

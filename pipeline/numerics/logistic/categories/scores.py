@@ -104,7 +104,8 @@ _MIN_VARIANCE, _RIDGE = 1e-6, 1e-10
 class RowRegression(NamedTuple):
     """Priors N(Θᵀz_n, I) of the rows; parameters Θ come after those of the items, row by row.
 
-    The score of Θ is z_n (x − Θᵀz_n)ᵀ.
+    The score of Θ is z_n (x − Θᵀz_n)ᵀ. Here x are standard traits: with coefficients Γ of traits
+    that have the covariance L Lᵀ, Θ = Γ L⁻ᵀ.
 
     Attributes
     ----------
@@ -150,7 +151,7 @@ class LevelSums(NamedTuple):
     ----------
     ones, mass
         Expected numbers of ones and of observed values of all planes, (n_planes, n_nodes) each.
-    slopes, curvatures
+    linear, curvatures
         s, (n_planes, q + 1), and C, (n_planes, q + 1, q + 1), of rows with points of their own.
     number_codes, number_products, squares
         The fields of `GaussianSums` of the continuous items.
@@ -158,7 +159,7 @@ class LevelSums(NamedTuple):
 
     ones: Floats
     mass: Floats
-    slopes: Floats
+    linear: Floats
     curvatures: Floats
     number_codes: Floats
     number_products: Floats
@@ -174,7 +175,7 @@ class LevelSums(NamedTuple):
         return LevelSums(
             ones=self.ones,
             mass=self.mass,
-            slopes=self.slopes @ matrix.T,
+            linear=self.linear @ matrix.T,
             curvatures=np.asarray(matrix @ self.curvatures @ matrix.T),
             number_codes=self.number_codes @ matrix.T,
             number_products=np.asarray(matrix @ self.number_products @ matrix.T),
@@ -198,7 +199,7 @@ def sum_form_gradient(items: LevelItems, points: Floats, sums: LevelSums) -> Flo
         counts = count_levels_at_nodes(sums.ones, sums.mass, alike)
         scores[alike.planes] = sum_form_scores(counts, first)
     forms = np.column_stack([items.weights, items.offsets])
-    own = sums.slopes - np.einsum("jab,jb->ja", sums.curvatures, forms)
+    own = sums.linear - np.einsum("jab,jb->ja", sums.curvatures, forms)
     gradient = (scores @ extend_points(points) + own).reshape(-1)
     if items.gaussians is None:
         return np.asarray(gradient)
