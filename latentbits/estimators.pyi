@@ -698,7 +698,8 @@ class LatentTrait(WeightedModelEstimator):
     estimator
         `auto`, `variational`, `quadrature` (up to 3 components), `ep` (expectation
         propagation) or `sampling`. `auto` is quadrature, or `ep` above 3 components. Above
-        2 components, it begins with the variational fit.
+        2 components, it begins with the variational fit. Items with levels, and structures,
+        need quadrature.
     nodes
         Nodes per axis for quadrature, or number of draws for sampling. None uses a lattice
         for rows without missing values. With missing values, it starts with 41, 21 or 15
@@ -806,59 +807,59 @@ class LatentTrait(WeightedModelEstimator):
     n_jobs: int | None
     weights_: NDArray[np.float64]
     offsets_: NDArray[np.float64]
+    level_offsets_: NDArray[np.float64] | None
+    level_weights_: NDArray[np.float64] | None
+    deviations_: NDArray[np.float64] | None
+    guessing_: NDArray[np.float64] | None
+    slipping_: NDArray[np.float64] | None
     rotated_: NDArray[np.float64]
     component_correlation_: NDArray[np.float64]
     axes_: NDArray[np.float64]
     weights_error_: NDArray[np.float64] | None
     offsets_error_: NDArray[np.float64] | None
+    level_offsets_error_: NDArray[np.float64] | None
+    level_weights_error_: NDArray[np.float64] | None
+    deviations_error_: NDArray[np.float64] | None
+    guessing_error_: NDArray[np.float64] | None
+    slipping_error_: NDArray[np.float64] | None
+    segments_: NDArray[np.int64] | None
+    segment_rows_: NDArray[np.int64] | None
+    group_weights_: NDArray[np.float64] | None
+    group_offsets_: NDArray[np.float64] | None
+    group_level_offsets_: NDArray[np.float64] | None
+    group_level_weights_: NDArray[np.float64] | None
+    group_deviations_: NDArray[np.float64] | None
+    group_guessing_: NDArray[np.float64] | None
+    group_slipping_: NDArray[np.float64] | None
+    group_weights_error_: NDArray[np.float64] | None
+    group_offsets_error_: NDArray[np.float64] | None
+    group_level_offsets_error_: NDArray[np.float64] | None
+    group_level_weights_error_: NDArray[np.float64] | None
+    group_deviations_error_: NDArray[np.float64] | None
+    group_guessing_error_: NDArray[np.float64] | None
+    group_slipping_error_: NDArray[np.float64] | None
     difficulty_: NDArray[np.float64] | None
+    level_difficulty_: NDArray[np.float64] | None
     difficulty_error_: NDArray[np.float64] | None
+    level_difficulty_error_: NDArray[np.float64] | None
     infit_: NDArray[np.float64] | None
     outfit_: NDArray[np.float64] | None
     s_x2_: NDArray[np.float64] | None
     s_x2_df_: NDArray[np.float64] | None
     s_x2_p_: NDArray[np.float64] | None
-    segments_: NDArray[np.int64] | None
-    segment_rows_: NDArray[np.int64] | None
     trait_mean_: NDArray[np.float64] | None
-    trait_mean_error_: NDArray[np.float64] | None
     trait_covariance_: NDArray[np.float64] | None
+    trait_mean_error_: NDArray[np.float64] | None
     trait_covariance_error_: NDArray[np.float64] | None
-    group_weights_: NDArray[np.float64] | None
-    group_weights_error_: NDArray[np.float64] | None
-    group_offsets_: NDArray[np.float64] | None
-    group_offsets_error_: NDArray[np.float64] | None
-    is_known_: NDArray[np.bool] | None
-    guessing_: NDArray[np.float64] | None
-    guessing_error_: NDArray[np.float64] | None
-    slipping_: NDArray[np.float64] | None
-    slipping_error_: NDArray[np.float64] | None
-    group_guessing_: NDArray[np.float64] | None
-    group_guessing_error_: NDArray[np.float64] | None
-    group_slipping_: NDArray[np.float64] | None
-    group_slipping_error_: NDArray[np.float64] | None
     coefficients_: NDArray[np.float64] | None
-    coefficients_error_: NDArray[np.float64] | None
     covariate_center_: NDArray[np.float64] | None
+    coefficients_error_: NDArray[np.float64] | None
     population_mean_: NDArray[np.float64] | None
     population_covariance_: NDArray[np.float64] | None
-    n_levels_: NDArray[np.int64] | None
-    level_offsets_: NDArray[np.float64] | None
-    level_offsets_error_: NDArray[np.float64] | None
-    level_weights_: NDArray[np.float64] | None
-    level_weights_error_: NDArray[np.float64] | None
-    level_difficulty_: NDArray[np.float64] | None
-    level_difficulty_error_: NDArray[np.float64] | None
     means_: NDArray[np.float64] | None
     scales_: NDArray[np.float64] | None
-    deviations_: NDArray[np.float64] | None
-    deviations_error_: NDArray[np.float64] | None
-    group_level_offsets_: NDArray[np.float64] | None
-    group_level_offsets_error_: NDArray[np.float64] | None
-    group_level_weights_: NDArray[np.float64] | None
-    group_level_weights_error_: NDArray[np.float64] | None
-    group_deviations_: NDArray[np.float64] | None
-    group_deviations_error_: NDArray[np.float64] | None
+    n_levels_: NDArray[np.int64] | None
+    is_known_: NDArray[np.bool] | None
     log_prior_: NDArray[np.float64] | None
     components_: NDArray[np.float64]
     def __init__(

@@ -265,6 +265,8 @@ class LatentTraitParams(HasParts):
     component_correlation: Array = array_field("component", "component_j")
     axes: Array = array_field("component", "component_j")
     items_error: Items | None = optional_part_field(suffix="_error")
+    segments: NDArray[np.int64] | None = optional_array_field("segment")
+    segment_rows: NDArray[np.int64] | None = optional_array_field("segment")
     group_items: Items | None = optional_part_field("segment", prefix="group_")
     group_items_error: Items | None = optional_part_field(
         "segment", prefix="group_", suffix="_error"
@@ -277,8 +279,6 @@ class LatentTraitParams(HasParts):
     regression: TraitRegression | None = optional_part_field()
     population: Traits | None = optional_part_field("segment", prefix="population_")
     units: Units | None = optional_part_field()
-    segments: NDArray[np.int64] | None = optional_array_field("segment")
-    segment_rows: NDArray[np.int64] | None = optional_array_field("segment")
     n_levels: NDArray[np.int64] | None = optional_array_field("feature")
     is_known: NDArray[np.bool_] | None = optional_array_field("item", "parameter")
     log_prior: Array | None = optional_array_field()

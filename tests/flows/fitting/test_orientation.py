@@ -12,6 +12,7 @@ import pytest
 import latentbits as lb
 from flows.report.page import build_report_from_artifact
 from pipeline.errors import FitError
+from pipeline.params import get_named_arrays
 from tests.support.data import draw_probit_rows, write_arrays
 
 N_ROWS = 200
@@ -44,13 +45,12 @@ def test_a_feature_or_a_row_chooses_the_sign(cli: Any, folder: Path) -> None:
     for pole in (f"f0={sign}1", f"{bottom}=+1", f"{top}=-1"):
         path, reversed_fit = fit(cli, folder, "--orient", pole)
         assert reversed_fit.manifest["orient"] == [pole]
-        for name, values in vars(plain.params).items():
-            if values is not None:
-                expected = -values if name in ("weights", "rotated", "difficulty") else values
-                own = getattr(reversed_fit.params, name)
-                np.testing.assert_array_equal(own, expected, err_msg=name)
-        found = lb.transform(reversed_fit, dataset)["mean"][:, 0]
-        np.testing.assert_allclose(found, -codes, atol=1e-9)
+        found = get_named_arrays(reversed_fit.params)
+        for name, (_, values) in get_named_arrays(plain.params).items():
+            expected = -values if name in ("weights", "rotated", "difficulty") else values
+            np.testing.assert_array_equal(found[name][1], expected, err_msg=name)
+        reversed_codes = lb.transform(reversed_fit, dataset)["mean"][:, 0]
+        np.testing.assert_allclose(reversed_codes, -codes, atol=1e-9)
         report = build_report_from_artifact(path)
         np.testing.assert_array_equal(report.fitted.params.weights, -plain.params.weights)
     _, same = fit(cli, folder, "--orient", f"{top}=+1")

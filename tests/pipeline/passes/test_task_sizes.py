@@ -100,6 +100,7 @@ def task_seconds(
 @dataclass
 class DenseTraits:
     weights: np.ndarray
+    n_levels: None = None
 
 
 def test_short_passes_have_many_tasks_and_long_ones_tasks_of_seconds() -> None:
