@@ -29,8 +29,6 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 Matrix = scipy.sparse.csr_array
 
-_MAX_LENGTH = 50.0  # of weights; longer ones hardly raise the likelihood
-
 
 def with_forms(params: LatentTraitParams, forms: Array, kind: ItemKind) -> LatentTraitParams:
     """Return the parameters with these forms, (n_forms, q + 1); large ones are limited.
@@ -40,8 +38,6 @@ def with_forms(params: LatentTraitParams, forms: Array, kind: ItemKind) -> Laten
     forms = np.clip(forms, -MAX_PARAMETER, MAX_PARAMETER)
     if params.n_levels is None:
         n = len(params.offsets)
-        length = np.linalg.norm(forms[:n, :-1], axis=1)
-        forms[:n] *= (_MAX_LENGTH / np.maximum(length, _MAX_LENGTH))[:, None]
         own = {"weights": forms[:n, :-1].copy(), "offsets": forms[:n, -1].copy()}
         logits = forms[n:, -1].reshape(-1, 2).T
         for name, values in zip(("guessing", "slipping"), logits, strict=False):

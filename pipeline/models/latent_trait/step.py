@@ -35,6 +35,7 @@ Indices = NDArray[np.int64]
 
 _MAX_STEPS, _MAX_HALVINGS = 4, 20
 _MIN_RANGE = 1e-3  # of a curve with asymptotes: 1 − s − g
+_MAX_LENGTH = 50.0  # of the weights of an item; on nodes, longer ones are steps
 _MAX_CHANGE = 1.0  # of a form, in a step by a quadratic function
 _LONGEST_STEP = 1e100  # so that its length does not overflow
 _MIN_STEP = 1e-5  # shorter steps end the M-step; the next pass goes on
@@ -166,6 +167,10 @@ def take_level_steps(
         best = np.where(is_worse, best, reached)
         if np.abs(step).max() < _MIN_STEP:
             break
+    if design.separate_items is not None:
+        forms = free.reshape(-1, design.n_components + 1)
+        length = np.linalg.norm(forms[:, :-1], axis=1, keepdims=True)
+        free = (forms * (_MAX_LENGTH / np.maximum(length, _MAX_LENGTH))).ravel()
     return design.fill(free)
 
 

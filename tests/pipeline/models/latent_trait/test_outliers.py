@@ -292,3 +292,22 @@ def test_set_nodes_suffice_for_rows_with_covariates(n_levels: int) -> None:
     ]
     assert None not in found
     assert 1500 * np.ptp(np.array(found)) < 1e-3
+
+
+def test_two_equal_items_have_the_likelihood_of_steps() -> None:
+    """Their slopes diverge; the fit must not stop where longer ones would gain several nats."""
+    rng = np.random.default_rng(11)
+    eta = rng.standard_normal((800, 1)) * rng.uniform(0.7, 1.8, 6) + 0.8 * rng.normal(size=6)
+    X = (eta > rng.logistic(size=eta.shape)).astype(np.uint8)
+    X[:, 5] = X[:, 0]
+    fitted = lb.fit(X, "latent-trait", components=1)
+    weights, offsets = fitted.params.weights[:, 0].copy(), fitted.params.offsets.copy()
+    is_step = np.isin(np.arange(6), [0, 5])
+    weights[is_step], offsets[is_step] = 20 * weights[is_step], 20 * offsets[is_step]
+    grid = np.linspace(-9, 9, 100_001)
+    log_p = -np.logaddexp(0, -np.outer(grid, weights) - offsets)
+    log_q = -np.logaddexp(0, np.outer(grid, weights) + offsets)
+    answers, rows = np.unique(X, axis=0, return_counts=True)
+    log_joint = answers @ log_p.T + (1 - answers) @ log_q.T - grid**2 / 2
+    nats = logsumexp(log_joint, axis=1) + np.log(18e-5 / np.sqrt(2 * np.pi))
+    assert len(X) * fitted.history[-1] > rows @ nats - 2
