@@ -213,8 +213,8 @@ def _solve_by_item(
         )
         slope, hessian = slope + derivatives[0], hessian + derivatives[1]
     slope = slope + prior_gradient.reshape(-1, width)
-    diagonal = np.einsum("jaa->ja", hessian)
-    ridge = prior_curvature.reshape(-1, width) + _RIDGE * diagonal + np.finfo(float).tiny
+    trace = np.einsum("jaa->j", hessian)[:, None]
+    ridge = prior_curvature.reshape(-1, width) + _RIDGE * trace + np.finfo(float).tiny
     hessian = hessian + ridge[:, :, None] * np.eye(width)
     return np.asarray(np.linalg.solve(hessian, slope[:, :, None]).ravel())
 
@@ -224,7 +224,7 @@ def _solve_quadratic(
 ) -> Array:
     """Return the step to the maximum of a quadratic function, shortened where it is long."""
     step, width = _solve_for_step(design, groups, -prior * free, prior), design.n_components + 1
-    step = np.clip(step, -_LONGEST_STEP, _LONGEST_STEP)
+    step = np.clip(np.nan_to_num(step), -_LONGEST_STEP, _LONGEST_STEP)  # without curvature
     n_sets, set_of_item, set_of_parameter = design.independent_sets
     change = np.linalg.norm((design.matrix @ step).reshape(-1, width), axis=1)
     scale = np.ones(n_sets)
