@@ -105,9 +105,9 @@ def limit_asymptotes(forms: Array, before: Array, slope_prior: str) -> Array:
 def leave_out_zeros(
     forms: LevelDesign, params: LatentTraitParams, errors: dict[str, Array], names: Sequence[str]
 ) -> tuple[dict[str, Array], list[FitWarning]]:
-    """Return errors without those of asymptotes of 0, and warnings.
+    """Return errors, NaN for asymptotes at 0, and warnings.
 
-    `names` are those of the asymptotes without a prior.
+    `names` lists the asymptotes without a prior: `guessing`, `slipping`, both or none.
     """
     errors, warnings, n = dict(errors), [], len(params.offsets)
     is_known = forms.select_group(0).is_known.reshape(3 * n, -1)[n:, -1].reshape(n, 2)

@@ -3,7 +3,7 @@
 ==================  ============================================================================
 integrator          rows
 ==================  ============================================================================
-shared nodes        all have the same nodes; those that the nodes do not suit have their own
+shared nodes        all have the same nodes; rows that these do not suit have their own
 own nodes           complete rows of binary items use a lattice, others nodes centred at each
 bifactor            binary items of a bifactor pattern: one integral for each block of items
 sites               expectation propagation for binary items
@@ -14,8 +14,8 @@ The keys of `working`, see `stages`, tell which one a stage has. Every E-step re
 `LevelSums`: expected counts of levels at nodes, or an expected log-likelihood that is quadratic in
 the forms of items. Near a maximum, the latter is that of a step of Newton's method.
 
-Rows are those of one group, and items are functions of its standard traits u, see `TraitGroup`;
-the kernels call these traits x.
+All rows belong to one group. Items are functions of its standard traits u, see `TraitGroup`, which
+the kernels call x.
 """
 
 from __future__ import annotations
@@ -128,8 +128,9 @@ def _run_on_far_rows(items: LevelItems, block: BinaryBlock, regression: RowRegre
         block.row_weights,
         regression.means,
     )
-    values = {
-        **_name_quadratic_sums(found.sums.linear, found.sums.curvatures),
+    values = {  # no counts: those of near rows are at other nodes
+        "linear": found.sums.linear,
+        "curvatures": found.sums.curvatures,
         **sum_level_regression(found, regression, block.row_weights),
     }
     return _make_sums(block, found.log_likelihood, values)

@@ -58,7 +58,7 @@ class FitDesign(NamedTuple):
 
     @property
     def places(self) -> TraitPlaces:
-        """Places of the parameters of the traits, after those of forms."""
+        """Places of the parameters of the traits, which follow the parameters of forms."""
         return place_traits(self.traits, self.forms.n_free)
 
     @property

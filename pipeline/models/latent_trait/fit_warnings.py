@@ -112,7 +112,7 @@ def warn_about_reversed_items(
     """Name the items of one trait whose slopes have the other sign than most.
 
     Slopes that may be 0 do not count. If many items point each way, as votes of two parties do,
-    nothing is reversed. `names` are those of the items if blocks have several planes per item.
+    nothing is reversed. `names` has the names of items if blocks have several planes each.
     """
     if params.weights.shape[1] != 1 or params.items_error is None:
         return []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -23,7 +22,6 @@ from pipeline.models.latent_trait.params import (
 from pipeline.models.latent_trait.starts import stretch_offsets
 from pipeline.numerics.logistic.asymptotes import from_logits
 from pipeline.numerics.logistic.categories.curves import iter_alike, number_planes
-from pipeline.numerics.logistic.categories.gaussian_items import MIN_DEVIATION
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -55,15 +53,15 @@ def with_forms(params: LatentTraitParams, forms: Array, kind: ItemKind) -> Laten
     q = forms.shape[1] - 1
     flat = forms.reshape(-1)
     to_weights, to_offsets = map_to_items(n_planes, q, kind, len(flat))
-    deviations = params.items.deviations
-    if deviations is not None:
-        deviations = np.exp(np.maximum(forms[n + 1 :: 2, -1], math.log(MIN_DEVIATION)))
+    gaussians = params.make_gaussians(params.items)
+    if gaussians is not None:
+        gaussians = gaussians.with_forms(forms[n:])
     return params.with_items(
         weights=np.asarray(to_weights @ flat).reshape(-1, q),
         offsets=np.asarray(to_offsets @ flat),
         level_offsets=of_planes[:, -1].copy(),
         level_weights=of_planes[:, :-1].copy() if kind == "nominal" else None,
-        deviations=deviations,
+        deviations=None if gaussians is None else gaussians.deviations,
     )
 
 
@@ -93,7 +91,7 @@ def make_level_params(
 
 
 def standardize_items(forms: Array, params: LatentTraitParams) -> Array:
-    """Return known forms, those of continuous items in the units of the parameters."""
+    """Return known forms; continuous items get the units of the parameters."""
     units = params.units
     means, scales = (None, None) if units is None else (units.means, units.scales)
     return standardize_forms(forms, means, scales)

@@ -69,7 +69,6 @@ def make_group_design(
     free_items: Indices,
     invariance: str,
     traits: str,
-    equal_slopes: bool,
     prior_precision: float,
     slopes: Indices | None = None,
     is_correlated: bool = True,
@@ -84,7 +83,7 @@ def make_group_design(
         Known slopes and offsets, (n_features, q + 1), NaN where the fit estimates them.
     free_items
         Items with parameters of their own in each group.
-    invariance, traits, equal_slopes, prior_precision
+    invariance, traits, prior_precision
         As in the settings of the model.
     slopes
         Numbers of the slopes of a loading pattern, see `LoadingPattern.slopes`; None if all items

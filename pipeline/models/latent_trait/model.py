@@ -635,7 +635,6 @@ class LatentTrait(Model):
             find_free_items(self.free, self.structure.feature_names),
             self.invariance,
             self.traits,
-            equal_slopes=self._has_equal_slopes,
             prior_precision=prior_precision,
             slopes=self._slope_numbers,
             is_correlated=self.correlations == "free",
@@ -1955,7 +1954,7 @@ class LatentTrait(Model):
 
 
 def get_points(working: Arrays, sums: LevelSums) -> Array:
-    """Return the nodes of these sums, (n_nodes, q); none if they are those of other integrators."""
+    """Return the nodes of these sums, (n_nodes, q); none if the sums are quadratic."""
     if sums.ones.shape[-1]:
         return np.asarray(working["points"])
     return np.zeros((0, sums.linear.shape[-1] - 1))

@@ -338,10 +338,10 @@ class LatentTraitParams(HasParts):
         if weights is None:
             scores = np.ones(int(n_planes.sum())) if kind == "graded" else number_planes(n_planes)
             weights = np.repeat(own.weights, n_planes, axis=0) * scores[:, None]
-        gaussians = self._make_gaussians(own)
+        gaussians = self.make_gaussians(own)
         return LevelItems(weights, own.level_offsets, n_planes, kind == "graded", gaussians)
 
-    def _make_gaussians(self, items: Items) -> GaussianItems | None:
+    def make_gaussians(self, items: Items) -> GaussianItems | None:
         """Return the continuous items as the kernels take them; None if there are none."""
         if items.deviations is None or self.units is None or self.n_levels is None:
             return None

@@ -238,13 +238,3 @@ def _orthonormalize(
     is_kept = values > 1e-10 * values.max(initial=0.0)
     basis = scale[:, None] * vectors[:, is_kept] / np.sqrt(values[is_kept])
     return directions @ basis, basis.T @ shared @ basis
-
-
-def list_axis_constraints(weights: Array) -> Array:
-    """Return the gradients of Σ_i w_ia w_ib for a < b, (n_constraints, n_features, q + 1)."""
-    n_features, q = weights.shape
-    pairs = list(combinations(range(q), 2))
-    constraints = np.zeros((len(pairs), n_features, q + 1))
-    for k, (a, b) in enumerate(pairs):
-        constraints[k, :, a], constraints[k, :, b] = weights[:, b], weights[:, a]
-    return constraints

@@ -71,11 +71,6 @@ class GaussianItems(NamedTuple):
         deviations = np.exp(np.maximum(spreads[:, -1], math.log(MIN_DEVIATION)))
         return GaussianItems(means[:, :-1].copy(), means[:, -1].copy(), deviations, self.scales)
 
-    def make_empty_sums(self) -> GaussianSums:
-        """Return the sums of no rows."""
-        n, width = len(self.offsets), self.weights.shape[1] + 1
-        return GaussianSums(np.zeros((n, width)), np.zeros((n, width, width)), np.zeros(n))
-
     def compute_means(self, points: Floats) -> Floats:
         """Return η at points, (n, n_points)."""
         eta: Floats = self.weights @ points.T + self.offsets[:, None]
