@@ -46,7 +46,7 @@ from pipeline.numerics.logistic.latent_nodes import Nodes, check_nodes, node_sta
 from pipeline.numerics.logistic.lattice_nodes import MAX_MEAN_REACH, lattice_e_step
 from pipeline.numerics.logistic.logistic_bound import variational_e_step
 from pipeline.numerics.logistic.logistic_sites import ep_e_step
-from pipeline.numerics.logistic.newton_step import unpack_triangles
+from pipeline.numerics.logistic.newton_step import differentiate_on_nodes, unpack_triangles
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
@@ -72,13 +72,15 @@ def run_e_step(
     """
     if params.n_levels is not None:
         return _run_on_level_nodes(params, items, working, block, regression)
+    is_cautious = params.traits is not None
     if regression is None:
-        return _run_on_binary_items(items, working, block, None)
+        return _run_on_binary_items(items, working, block, None, is_cautious)
     is_far = np.asarray((np.abs(regression.means) > MAX_MEAN_REACH).any(axis=1))
     if not is_far.any():
-        return _run_on_binary_items(items, working, block, regression)
+        return _run_on_binary_items(items, working, block, regression, is_cautious)
     near, far = (block.take_rows(np.flatnonzero(part)) for part in (~is_far, is_far))
-    sums = _run_on_binary_items(items, working, near, regression.take_rows(~is_far))
+    near_priors = regression.take_rows(~is_far)
+    sums = _run_on_binary_items(items, working, near, near_priors, is_cautious)
     others = _run_on_far_rows(items, far, regression.take_rows(is_far))
     return replace(
         sums,
@@ -137,9 +139,13 @@ def _run_on_far_rows(items: LevelItems, block: BinaryBlock, regression: RowRegre
 
 
 def _run_on_binary_items(
-    items: LevelItems, working: Arrays, block: BinaryBlock, regression: RowRegression | None
+    items: LevelItems,
+    working: Arrays,
+    block: BinaryBlock,
+    regression: RowRegression | None,
+    is_cautious: bool,
 ) -> Sums:
-    """Run the E-step of a stage of binary items."""
+    """Run the E-step of a stage of binary items; see `_run_on_shared_nodes` for `is_cautious`."""
     q, forms = items.weights.shape[1], (items.weights, items.offsets)
     if "has_own_nodes" in working:
         run: Any = partial(
@@ -155,7 +161,7 @@ def _run_on_binary_items(
         stretch = float(working.get("stretch", 1.0))
         run = partial(bifactor_e_step, blocks=blocks, stretch=stretch)
     elif (nodes := nodes_from_working(working)) is not None:
-        return _run_on_shared_nodes(items, nodes, working, block, regression)
+        return _run_on_shared_nodes(items, nodes, working, block, regression, is_cautious)
     else:
         bits = (block.words, block.observed_words, block.n_samples)
         bound = variational_e_step(*bits, *forms, block.row_weights)
@@ -181,8 +187,13 @@ def _run_on_shared_nodes(
     working: Arrays,
     block: BinaryBlock,
     regression: RowRegression | None,
+    is_cautious: bool,
 ) -> Sums:
-    """Run the E-step on nodes; rows that these do not suit have their own if checks find them."""
+    """Run the E-step on nodes; rows that these do not suit have their own if checks find them.
+
+    Cautious sums allow one short step: parameters of the traits keep slopes from being scaled back,
+    and several steps on coarse nodes would make steep ones run away.
+    """
     X, observed = block.unpack_values(), block.unpack_mask()
     checks, forms = checks_from_working(working), (items.weights, items.offsets)
     n, q = items.weights.shape
@@ -206,8 +217,15 @@ def _run_on_shared_nodes(
         log_likelihood += others.log_likelihood
         if row_means is not None:
             codes[rows] = others.codes
+    ones, mass = counts.ones, counts.mass
+    if checks is not None and is_cautious:
+        at = items.to_forms()
+        gradient, hessian = differentiate_on_nodes(nodes.points, ones, mass, at)
+        linear = linear + gradient + np.einsum("jab,jb->ja", hessian, at)
+        curvatures = curvatures + hessian
+        ones = mass = np.zeros((n, 0))
     values = {
-        **_name_sums(counts.ones, counts.mass, linear, curvatures),
+        **_name_sums(ones, mass, linear, curvatures),
         "moments": moments,
         "peak": np.array(counts.peak),
         "error": np.array(counts.error),

@@ -471,7 +471,7 @@ def represents_all_scales(weights: Array, working: Arrays, sums: Sums) -> bool:
     That of random draws depends on it, and that on a grid which does not resolve the items or the
     posteriors. Parameter expansion would then lower the estimate.
     """
-    if "points" not in working or "has_own_nodes" in working:
+    if not sums.values["ones"].shape[-1]:  # sums that are quadratic in the forms
         return True
     if (grid := grid_from_working(working)) is None:
         return "is_edge" in working  # nodes for items with levels; draws have no edge
