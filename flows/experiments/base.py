@@ -199,7 +199,7 @@ class _MemoryChunk(NamedTuple):
 
     words: NDArray[np.uint64]
     blocks: NDArray[np.int64]
-    rows: NDArray[np.int64]
+    row_numbers: range
     observed: NDArray[np.uint64] | None = None
     columns: Mapping[str, NDArray[Any]] = {}
     keep: NDArray[np.bool_] | None = None
@@ -211,7 +211,7 @@ def pack_rows_in_memory(X: Bits, n_segments: int) -> RowSource:
     words = [pack_block(rows).words for rows in np.split(X, n_segments)]
     height, width = len(X) // n_segments, words[0].shape[1]
     blocks = [(segment, segment * width, height) for segment in range(n_segments)]
-    chunk = _MemoryChunk(np.hstack(words), np.array(blocks), np.arange(len(X)))
+    chunk = _MemoryChunk(np.hstack(words), np.array(blocks), range(len(X)))
     return RowSource((chunk,).__getitem__, [len(X)], X.shape[1], n_segments)
 
 

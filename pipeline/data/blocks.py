@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from pipeline.numerics.bits import kernels
 from pipeline.numerics.bits.packed_rows import BitRows, transpose_bits
 
 Words = NDArray[np.uint64]
+RowNumbers = NDArray[np.int64] | range
 
 
 class Tile(NamedTuple):
@@ -22,6 +23,13 @@ class Tile(NamedTuple):
 
     left: tuple[int, int]
     right: tuple[int, int]
+
+
+def number_rows(numbers: RowNumbers) -> NDArray[np.int64]:
+    """Return row numbers as an array."""
+    if isinstance(numbers, range):
+        return np.arange(numbers.start, numbers.stop, numbers.step)
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -41,8 +49,9 @@ class BinaryBlock:
         Number of rows.
     segment
         Index of the segment.
-    rows
-        Original index of each row, (n_samples,), which keys its random draws.
+    row_numbers
+        Original index of each row, (n_samples,), which keys its random draws; a range if possible,
+        as few passes need it.
     columns
         Per-row columns, each (n_samples,).
     tile
@@ -67,7 +76,7 @@ class BinaryBlock:
     observed_words: Words | None
     n_samples: int
     segment: int = 0
-    rows: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    row_numbers: RowNumbers = range(0)
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     tile: Tile | None = None
     weights: NDArray[np.int64] | None = None
@@ -76,6 +85,11 @@ class BinaryBlock:
     clusters: NDArray[np.int64] | None = None
     covariates: NDArray[np.float64] | None = None
     numbers: NDArray[np.float32] | None = None
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """Original index of each row, (n_samples,)."""
+        return number_rows(self.row_numbers)
 
     @property
     def n_features(self) -> int:
@@ -157,7 +171,7 @@ class BinaryBlock:
         n_words = self.n_samples // (64 * n_groups) * n_groups
         n_remaining = self.n_samples - 64 * n_words
         cuts = [64 * n_words + n_remaining * g // n_groups for g in range(n_groups + 1)]
-        first = int(self.rows[0]) % n_groups if self.n_samples else 0
+        first = int(self.row_numbers[0]) % n_groups if self.n_samples else 0
         ranges = np.roll(np.array([*pairwise(cuts)]), first, axis=0)
         return [
             _take_rows(self, slice(g, n_words, n_groups), np.arange(*row_range))
@@ -194,7 +208,7 @@ def pack_block(
     masked = X if observed is None else X & observed
     words = kernels.pack_rows(np.ascontiguousarray(masked))
     mask = None if observed is None else kernels.pack_rows(np.ascontiguousarray(observed))
-    rows = first_row + np.arange(len(X))
+    rows = range(first_row, first_row + len(X))
     return BinaryBlock(words, mask, len(X), segment, rows, numbers=numbers)
 
 
@@ -212,7 +226,7 @@ def concatenate_blocks(blocks: Sequence[BinaryBlock]) -> BinaryBlock:
         _gather_words([block.words for block in blocks], indices),
         _gather_words([_make_full_mask(block) for block in blocks], indices) if is_masked else None,
         len(rows),
-        rows=rows[order],
+        row_numbers=rows[order],
         columns={
             name: np.concatenate([block.column(name) for block in blocks])[order]
             for name in blocks[0].columns
@@ -249,7 +263,7 @@ class PackedChunk(Protocol):
         """Segment, first word and number of rows of each block, (n_blocks, 3)."""
 
     @property
-    def rows(self) -> NDArray[np.int64]:
+    def row_numbers(self) -> RowNumbers:
         """Original index of each stored row, (n_rows,)."""
 
     @property
@@ -275,7 +289,7 @@ class AnnotatedChunk:
     words: Words
     observed: Words | None
     blocks: NDArray[np.int64]
-    rows: NDArray[np.int64]
+    row_numbers: RowNumbers
     columns: Mapping[str, NDArray[Any]]
     keep: NDArray[np.bool_] | None = None
     weights: NDArray[np.int64] | None = None
@@ -284,6 +298,11 @@ class AnnotatedChunk:
     clusters: NDArray[np.int64] | None = None
     covariates: NDArray[np.float64] | None = None
     numbers: NDArray[np.float32] | None = None
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """Original index of each stored row, (n_rows,)."""
+        return number_rows(self.row_numbers)
 
 
 def annotate_chunk(chunk: PackedChunk) -> AnnotatedChunk:
@@ -294,11 +313,22 @@ def annotate_chunk(chunk: PackedChunk) -> AnnotatedChunk:
         chunk.words,
         chunk.observed,
         chunk.blocks,
-        chunk.rows,
+        chunk.row_numbers,
         chunk.columns,
         chunk.keep,
         numbers=chunk.numbers,
     )
+
+
+@runtime_checkable
+class CanCountOnes(Protocol):
+    """A function that reads chunks, and knows how many ones all of them have."""
+
+    def count_ones(self) -> tuple[int, NDArray[np.int64]] | None:
+        """Return the numbers of rows and of ones per plane; None if not every row counts alike.
+
+        That is so if a value is missing, or if a split or segments are read.
+        """
 
 
 @dataclass(frozen=True)
@@ -387,8 +417,10 @@ def _take_per_row(
     source: BinaryBlock | AnnotatedChunk, rows: slice | NDArray[np.int64]
 ) -> dict[str, Any]:
     """Return everything about some rows besides their bits, by the name of the field."""
-    parts = {name: getattr(source, name) for name in ("rows", "weights", "clusters", "covariates")}
+    parts = {name: getattr(source, name) for name in ("weights", "clusters", "covariates")}
+    numbers = source.row_numbers if isinstance(rows, slice) else source.rows
     return {
+        "row_numbers": numbers[rows],
         **{name: None if values is None else values[rows] for name, values in parts.items()},
         "columns": {name: values[rows] for name, values in source.columns.items()},
         "numbers": None if source.numbers is None else source.numbers[:, rows],

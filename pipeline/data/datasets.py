@@ -213,7 +213,7 @@ class MemoryDataset(ResultDisplayMixin):
     @property
     def rows_per_chunk(self) -> list[int]:
         """Number of rows of each chunk, (n_chunks,)."""
-        return [len(chunk.rows) for chunk in self.chunks]
+        return [len(chunk.row_numbers) for chunk in self.chunks]
 
     @property
     def n_rows(self) -> int:
@@ -442,7 +442,7 @@ def make_memory_dataset(
     chunks = [
         replace(
             chunk,
-            rows=first_row + chunk.rows,
+            row_numbers=first_row + chunk.rows,
             columns={name: values[chunk.rows] for name, values in columns.items()},
         )
         for chunk in chunks

@@ -20,7 +20,7 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.arrays import Array
-from pipeline.data.blocks import PackedChunk, RowSource
+from pipeline.data.blocks import PackedChunk, RowSource, number_rows
 from pipeline.evaluation.calibration import ShareComparison
 from pipeline.executors.base import MapFunction
 from pipeline.numerics.gaussian.pair_tables import PairStatus
@@ -51,7 +51,8 @@ class AppendedChunkReader:
         chunk: Any = self.read(self.first + key)
         if self.share >= 1:
             return chunk  # type: ignore[no-any-return]
-        chosen = RowRandom(self.seed, DRIFT_DRAWS_PASS).uniform(chunk.rows, 1)[:, 0] < self.share
+        draws = RowRandom(self.seed, DRIFT_DRAWS_PASS).uniform(number_rows(chunk.row_numbers), 1)
+        chosen = draws[:, 0] < self.share
         return replace(chunk, keep=chosen if chunk.keep is None else chosen & chunk.keep)  # type: ignore[no-any-return]
 
 

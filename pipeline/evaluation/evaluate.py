@@ -17,7 +17,7 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.arrays import Array, Counts
-from pipeline.data.blocks import BinaryBlock, PackedChunk, RowSource
+from pipeline.data.blocks import BinaryBlock, PackedChunk, RowSource, number_rows
 from pipeline.data.features import (
     Feature,
     HasFeatures,
@@ -542,8 +542,8 @@ class _FoldReader:
 
     def __call__(self, key: int) -> PackedChunk:
         chunk = self.read(key)
-        in_fold = assign_folds(chunk.rows, self.fold.n_folds, self.fold.seed) == self.fold.index
-        keep = in_fold == self.held_out
+        folds = assign_folds(number_rows(chunk.row_numbers), self.fold.n_folds, self.fold.seed)
+        keep = (folds == self.fold.index) == self.held_out
         if chunk.keep is not None:
             keep &= chunk.keep
         return replace(chunk, keep=keep)  # type: ignore[type-var]

@@ -263,7 +263,7 @@ class _GroupReader:
             np.concatenate([chunk.words[:, :0], *(block.words for block in blocks)], axis=1),
             np.concatenate(masks, axis=1) if masks else None,
             np.array(table, np.int64).reshape(-1, 3),
-            np.concatenate([chunk.rows[:0], *(block.rows for block in blocks)]),
+            np.concatenate([np.zeros(0, np.int64), *(block.rows for block in blocks)]),
             {},
         )
 

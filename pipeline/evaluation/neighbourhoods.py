@@ -116,7 +116,7 @@ def _sort_sample(sample: RowSample, labels: NDArray[np.str_] | None = None) -> S
     observed = None if sample.observed.all() else sample.observed[order]
     block = replace(
         pack_block(sample.X[order], observed),
-        rows=sample.rows[order],
+        row_numbers=sample.rows[order],
         covariates=sample.covariates[order] if sample.covariates.size else None,
         numbers=np.ascontiguousarray(sample.numbers[order].T) if sample.numbers.size else None,
     )

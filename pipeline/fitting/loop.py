@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.data.blocks import BinaryBlock, RowSource
+from pipeline.data.blocks import BinaryBlock, CanCountOnes, RowSource
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import Executor, MapFunction, limit_blas_threads
 from pipeline.executors.progress import Progress, ProgressMap, ignore_progress
@@ -67,6 +67,7 @@ from pipeline.passes.map_reduce import (
 from pipeline.passes.row_ranges import RangeResults
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
+from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.linkage import Linkage
 from pipeline.statistics.sums import JointStatistics, Statistics
 
@@ -90,9 +91,22 @@ def collect_first_statistics(
     """Sum the statistics that `model.initialize` needs."""
     summarize = partial(_summarize_first, model, RowRandom(seed))
     label = model.first_statistics.label
-    first: Statistics
-    first = collect_statistics(summarize, rows, executor, label, progress=progress, kept=kept)
+    first: Statistics | None = _find_feature_counts(model, rows)
+    if first is None:
+        first = collect_statistics(summarize, rows, executor, label, progress=progress, kept=kept)
+    else:
+        progress(label, 1, 1, first.n_rows)
     return first
+
+
+def _find_feature_counts(model: Model, rows: RowSource) -> FeatureCounts | None:
+    """Return counts of features that the dataset stores, if these are what the model needs."""
+    if model.first_statistics is not FeatureCounts or not isinstance(rows.read, CanCountOnes):
+        return None
+    n_rows, ones = rows.read.count_ones() or (0, np.empty(0, np.int64))
+    observed = np.full_like(ones, n_rows)
+    one_segment = (np.array([0]), np.array([n_rows]))
+    return FeatureCounts(*one_segment, observed[None], ones[None]) if n_rows else None
 
 
 def _summarize_first(model: Model, rng: RowRandom, block: BinaryBlock) -> Statistics:

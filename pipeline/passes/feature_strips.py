@@ -48,7 +48,7 @@ class UndamagedChunks:
         for key in range(self.first, self.rows.n_chunks):
             check_cancelled()
             chunk = self.rows.read(key)
-            if len(chunk.rows):
+            if len(chunk.row_numbers):
                 yield chunk
 
 

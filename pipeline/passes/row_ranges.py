@@ -118,7 +118,7 @@ def count_rows_by_chunk(rows: RowSource, executor: Executor) -> list[int]:
 def count_split_rows(read: Callable[[int], PackedChunk], key: int) -> int:
     """Count the rows of a chunk that belong to the chosen split."""
     chunk = read(key)
-    return len(chunk.rows) if chunk.keep is None else int(np.count_nonzero(chunk.keep))
+    return len(chunk.row_numbers) if chunk.keep is None else int(np.count_nonzero(chunk.keep))
 
 
 def iter_range_rows(

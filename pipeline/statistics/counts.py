@@ -598,7 +598,7 @@ def _place_weights(chunk: PackedChunk) -> NDArray[Any]:
 
     It is 0 for padding and outside of the chosen split, and 1 for rows without weights.
     """
-    weights: NDArray[Any] = np.ones(len(chunk.rows), np.uint8)
+    weights: NDArray[Any] = np.ones(len(chunk.row_numbers), np.uint8)
     if isinstance(chunk, AnnotatedChunk) and chunk.weights is not None:
         weights = chunk.weights
     if chunk.keep is not None:

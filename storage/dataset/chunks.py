@@ -34,8 +34,9 @@ class Chunk:
         Packed mask of the same shape, 1 = observed; None if all values are observed.
     blocks
         Segment, first word and number of rows of each block, (n_blocks, 3).
-    rows
-        Original row number of each stored row, (n_rows,), without padding.
+    row_numbers
+        Original row number of each stored row, (n_rows,), without padding; a range if the rows are
+        stored in their original order.
     columns
         The requested per-row columns, each (n_rows,) in stored order.
     keep
@@ -49,17 +50,23 @@ class Chunk:
     words: Words
     observed: Words | None
     blocks: NDArray[np.int64]
-    rows: NDArray[np.int64]
+    row_numbers: NDArray[np.int64] | range
     columns: Mapping[str, NDArray[Any]]
     keep: NDArray[np.bool_] | None
     numbers: NDArray[np.float32] | None = None
 
     @property
+    def rows(self) -> NDArray[np.int64]:
+        """Original row number of each stored row, (n_rows,)."""
+        numbers = self.row_numbers
+        return np.arange(numbers.start, numbers.stop) if isinstance(numbers, range) else numbers
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        arrays = (self.words, self.observed, self.blocks, self.rows, self.keep, self.numbers)
-        present = [array for array in (*arrays, *self.columns.values()) if array is not None]
-        return sum(array.nbytes for array in present)
+        arrays = (self.words, self.observed, self.blocks, self.row_numbers, self.keep, self.numbers)
+        present = (*arrays, *self.columns.values())
+        return sum(array.nbytes for array in present if isinstance(array, np.ndarray))
 
 
 def mark_missing_texts(chunk: Chunk, levels: Mapping[str, Levels]) -> Chunk:
@@ -70,7 +77,7 @@ def mark_missing_texts(chunk: Chunk, levels: Mapping[str, Levels]) -> Chunk:
 
 
 def add_feature_words(
-    words: Words, observed: Words | None, slots: NDArray[np.int64], is_zero: NDArray[np.bool_]
+    words: Words, observed: Words | None, blocks: NDArray[np.int64], is_zero: NDArray[np.bool_]
 ) -> tuple[Words, Words | None]:
     """Add features to packed values and their mask: 0 in the occupied slots, or missing.
 
@@ -79,7 +86,7 @@ def add_feature_words(
     """
     if not len(is_zero):
         return words, observed
-    occupied = pack_slots(slots, words.shape[1])
+    occupied = pack_slots(list_occupied_slots(blocks), words.shape[1])
     if observed is None and not is_zero.all():
         observed = np.repeat(occupied[None], len(words), axis=0)
     words = np.pad(words, ((0, len(is_zero)), (0, 0)))
@@ -89,12 +96,14 @@ def add_feature_words(
 
 
 def cut_numbers(
-    numbers: NDArray[np.float32], threshold: float, slots: NDArray[np.int64], n_words: int
+    numbers: NDArray[np.float32], threshold: float, blocks: NDArray[np.int64], n_words: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     """Return the packed bits and the mask of a continuous feature cut in two, (n_words,) each.
 
-    `numbers` are the values in `slots`. Those of at least `threshold` become 1; NaN is missing.
+    `numbers` are the values in the occupied slots. Those of at least `threshold` become 1; NaN is
+    missing.
     """
+    slots = list_occupied_slots(blocks)
     is_one, is_missing = numbers >= threshold, np.isnan(numbers)
     return pack_slots(slots[is_one], n_words), pack_slots(slots[~is_missing], n_words)
 
@@ -109,8 +118,8 @@ def pack_slots(slots: NDArray[np.int64], n_words: int) -> NDArray[np.uint64]:
 
 def make_empty_chunk(key: int) -> Chunk:
     """Return a chunk without rows, in place of a skipped one."""
-    words, rows = np.empty((0, 0), np.uint64), np.empty(0, np.int64)
-    return Chunk(key, words, None, np.empty((0, 3), np.int64), rows, {}, None)
+    blocks = np.empty((0, 3), np.int64)
+    return Chunk(key, np.empty((0, 0), np.uint64), None, blocks, range(0), {}, None)
 
 
 def sort_by_segment(chunk: Chunk, segments: NDArray[np.int64]) -> Chunk:
@@ -256,6 +265,12 @@ def _evict_other_chunks(rows: Hashable, memory: int) -> bool:
 def list_occupied_slots(blocks: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the slots of a chunk that hold rows; blocks are (segment, first word, n_rows)."""
     return np.concatenate([64 * first + np.arange(rows) for _, first, rows in blocks])
+
+
+def take_occupied_slots(values: NDArray[Any], blocks: NDArray[np.int64]) -> NDArray[Any]:
+    """Return the values, (n_slots,), of the slots that hold rows; a view if they are adjacent."""
+    parts = [values[64 * first : 64 * first + rows] for _, first, rows in blocks.tolist()]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def lay_out_blocks(segments: NDArray[Any]) -> NDArray[np.int64]:

@@ -25,6 +25,7 @@ from storage.dataset.chunks import (
     mark_missing_texts,
     pack_slots,
     sort_by_segment,
+    take_occupied_slots,
     unpack_slots,
 )
 from storage.dataset.feature_levels import Planes
@@ -399,39 +400,32 @@ class BinaryDataset(StorageReprMixin):
         """
         n_words = int(self.chunks[key, 2])
         blocks = self._find_blocks(key)
-        slots = list_occupied_slots(blocks)
         words = self._read_words("bits", key, n_words)
         has_mask = self._get_checksum("observed", key) >= 0
         observed = self._read_words("observed", key, n_words) if has_mask else None
         if observed is not None and not self.stored_planes.are_features:
             observed = observed[self.stored_planes.features[: len(words)]]
         zeros = self.zero_features[self.stored_planes.features[len(words) :]]
-        words, observed = add_feature_words(words, observed, slots, zeros)
+        words, observed = add_feature_words(words, observed, blocks, zeros)
         if self.view is not None:
-            words, observed = self._select_planes(self.view, key, slots, words, observed)
-        numbers = [self._read_numbers(n, key, n_words, slots) for n in self.continuous_features]
+            words, observed = self._select_planes(self.view, key, blocks, words, observed)
+        numbers = [self._read_slots(f"values/{n}", key, blocks) for n in self.continuous_features]
         return Chunk(
             key=key,
             words=words,
             observed=observed,
             blocks=blocks,
-            rows=self.chunks[key, 0] + self._read_arrival_order(key, n_words, slots),
-            columns={name: self._read_column_slots(name, key, n_words)[slots] for name in columns},
-            keep=None if split is None else self._read_split_mask(split, key, n_words)[slots],
+            row_numbers=self._read_row_numbers(key, blocks),
+            columns={name: self._read_column(name, key, blocks) for name in columns},
+            keep=None if split is None else self._read_split_mask(split, key, blocks),
             numbers=np.stack(numbers) if numbers else None,
         )
-
-    def _read_numbers(
-        self, name: str, key: int, n_words: int, slots: NDArray[np.int64]
-    ) -> NDArray[np.float32]:
-        numbers: NDArray[np.float32] = self._read_slots(f"values/{name}", key, n_words)[slots]
-        return numbers
 
     def _select_planes(
         self,
         view: PlaneView,
         key: int,
-        slots: NDArray[np.int64],
+        blocks: Ints,
         words: Words,
         observed: Words | None,
     ) -> tuple[Words, Words | None]:
@@ -443,13 +437,13 @@ class BinaryDataset(StorageReprMixin):
                 places.append(plane)
                 continue
             name, threshold = plane
-            numbers = self._read_numbers(name, key, words.shape[1], slots)
-            ones, present = cut_numbers(numbers, threshold, slots, words.shape[1])
+            numbers = self._read_slots(f"values/{name}", key, blocks)
+            ones, present = cut_numbers(numbers, threshold, blocks, words.shape[1])
             places.append(len(words) + len(bits))
             bits.append(ones)
             masks.append(present)
         if bits:
-            occupied = pack_slots(slots, words.shape[1])
+            occupied = pack_slots(list_occupied_slots(blocks), words.shape[1])
             if observed is None and any((mask != occupied).any() for mask in masks):
                 observed = np.repeat(occupied[None], len(words), axis=0)
             words = np.concatenate([words, bits])
@@ -462,13 +456,13 @@ class BinaryDataset(StorageReprMixin):
 
     def read_row_labels(self, key: int, names: Sequence[str]) -> tuple[Ints, dict[str, Array]]:
         """Read a chunk's segments and per-row columns in original row order, but not its bits."""
-        n_words, blocks = int(self.chunks[key, 2]), self._find_blocks(key)
-        slots = list_occupied_slots(blocks)
-        places = np.empty_like(slots)
-        places[self._read_arrival_order(key, n_words, slots)] = np.arange(len(slots))
-        columns = {
-            name: self._read_column_slots(name, key, n_words)[slots[places]] for name in names
-        }
+        blocks, first = self._find_blocks(key), self.chunks[key, 0]
+        order = self._read_row_numbers(key, blocks)
+        places: Any = slice(None)
+        if not isinstance(order, range):
+            places = np.empty_like(order)
+            places[order - first] = np.arange(len(order))
+        columns = {name: self._read_column(name, key, blocks)[places] for name in names}
         return np.repeat(blocks[:, 0], blocks[:, 2])[places], columns
 
     def iter_numbers(
@@ -695,19 +689,18 @@ class BinaryDataset(StorageReprMixin):
         packed = self._read_checked(name, key)
         return packed.view("<u8").astype(np.uint64, copy=False)[:, :n_words]
 
-    def _read_slots(self, name: str, key: int, n_words: int) -> NDArray[Any]:
-        return self._read_checked(name, key)[: 64 * n_words]
+    def _read_slots(self, name: str, key: int, blocks: Ints) -> Array:
+        return take_occupied_slots(self._read_checked(name, key), blocks)
 
     def read_stored(self, name: str, key: int) -> NDArray[Any] | None:
         """Read a whole chunk of one array of `stored`, with padding; None if it is not stored."""
         return self._read_checked(name, key) if self._get_checksum(name, key) >= 0 else None
 
-    def _read_arrival_order(
-        self, key: int, n_words: int, slots: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
+    def _read_row_numbers(self, key: int, blocks: Ints) -> Ints | range:
+        first, n_rows = self.chunks[key, :2].tolist()
         if self._get_checksum("order", key) < 0:
-            return np.arange(self.chunks[key, 1])
-        return self._read_slots("order", key, n_words)[slots].astype(np.int64)
+            return range(first, first + n_rows)
+        return self._read_slots("order", key, blocks) + np.int64(first)
 
     def check_columns(self, names: Sequence[str]) -> None:
         """Raise `DataError` if there is no per-row column of one of these names."""
@@ -718,16 +711,16 @@ class BinaryDataset(StorageReprMixin):
                     f"{self.path}: there is no per-row column {name!r}. It has: {have}."
                 )
 
-    def _read_column_slots(self, name: str, key: int, n_words: int) -> NDArray[Any]:
+    def _read_column(self, name: str, key: int, blocks: Ints) -> Array:
         self.check_columns([name])
-        values = self._read_slots(f"columns/{name}", key, n_words)
+        values = self._read_slots(f"columns/{name}", key, blocks)
         if self.manifest["columns"][name]["kind"] == "nullable-int":
             return np.where(values == MISSING_INTEGER, np.nan, values)
         return values
 
-    def _read_split_mask(self, split: str, key: int, n_words: int) -> NDArray[np.bool_]:
+    def _read_split_mask(self, split: str, key: int, blocks: Ints) -> NDArray[np.bool_]:
         code = self.find_split_code(split)
-        return np.asarray(self._read_column_slots("split", key, n_words) == code, np.bool_)
+        return np.asarray(self._read_column("split", key, blocks) == code, np.bool_)
 
     def find_split_code(self, split: str) -> int:
         """Return the code of a split; raise `DataError` if there is no such split."""
@@ -913,6 +906,19 @@ class ChunkReader:
         columns = (self.columns, self.number_columns)
         rows = (self.path, self.digest, self.split, *columns, self.groups, self.view)
         return get_or_read_chunk(rows, key, self.memory, lambda: self._read(key))
+
+    def count_ones(self) -> tuple[int, Ints] | None:
+        """Return the numbers of rows and of ones per plane, (n_planes,), without reading chunks.
+
+        None if a split or segments are read, a value is missing, or a plane is cut from numbers.
+        """
+        dataset = _open_cached(self.path, self.digest, self.view)
+        has_cuts = self.view is not None and any(isinstance(p, tuple) for p in self.view.planes)
+        is_split = self.split is not None or self.groups is not None or dataset.n_segments > 1
+        keys = [key for key in range(dataset.n_chunks) if key not in self.skipped]
+        if is_split or has_cuts or dataset.has_missing[keys].any():
+            return None
+        return int(dataset.chunks[keys, 1].sum()), dataset.ones()[keys].sum(axis=0)
 
     def is_readable(self, key: int) -> bool:
         """Return whether a chunk is intact; errors other than damage are raised."""

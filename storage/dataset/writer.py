@@ -607,7 +607,7 @@ class DatasetWriter:
         ones, mask = add_feature_words(
             chunk.words,
             chunk.observed,
-            slots,
+            chunk.blocks,
             self._zero_features[self.planes.features[len(chunk.words) :]],
         )
         n_words, n_cells = ones.shape[1], len(slots) * len(ones)

@@ -167,7 +167,7 @@ def print_estimates() -> None:
         for observed in (None, mask):
             words = pack_rows(X if observed is None else X * observed)
             observed_words = None if observed is None else pack_rows(observed.astype(np.uint8))
-            block = BinaryBlock(words, observed_words, len(X), rows=np.arange(len(X)))
+            block = BinaryBlock(words, observed_words, len(X), row_numbers=np.arange(len(X)))
             state = initialize_fit(model, model.summarize_first(block, RowRandom(0)), 0)
             texts = [compare_estimate(model, model.summarize, state, block)]
             if isinstance(model, HasInformationPass) and (w := model.begin_information_pass(state)):

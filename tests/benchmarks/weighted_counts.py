@@ -38,7 +38,7 @@ def main(n_rows: int = 1_000_000) -> None:
     for n_features in (256, 1000):
         words = rng.integers(0, 2**64, (n_features, -(-n_rows // 64)), np.uint64)
         words[:, -1] &= np.uint64((1 << (n_rows - 1) % 64 + 1) - 1)
-        plain = BinaryBlock(words, None, n_rows, rows=np.arange(n_rows))
+        plain = BinaryBlock(words, None, n_rows, row_numbers=np.arange(n_rows))
         blocks = [plain, *(replace(plain, weights=w) for w in weights_by_name.values())]
         for block in blocks:  # compile the kernels
             measure_seconds(block.take_rows(np.arange(64)))

@@ -85,7 +85,7 @@ class StrategyChunk:
     words: Words
     observed: Words | None
     blocks: NDArray[np.int64]
-    rows: NDArray[np.int64]
+    row_numbers: NDArray[np.int64]
     columns: Mapping[str, NDArray[Any]]
     keep: NDArray[np.bool_] | None
     numbers: NDArray[np.float32] | None = None
@@ -112,7 +112,7 @@ def make_memory_rows(
     rows = RowSource(StrategyReader(chunks), sizes, data.X.shape[1], data.n_segments)
     if data.weights is None:
         return rows
-    parts = [(chunk.rows, chunk.columns["weight"]) for chunk in chunks]
+    parts = [(chunk.row_numbers, chunk.columns["weight"]) for chunk in chunks]
     weights = measure_weights("weight", kind, lambda: parts)
     psu = None if data.clusters is None else "cluster"
     return weigh_rows(rows, replace(weights, psu=psu))

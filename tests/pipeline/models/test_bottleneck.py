@@ -33,7 +33,7 @@ def labelled(X: Any, y: NDArray[Any], observed: Any = None, n_chunks: int = 4) -
         DenseData(X, observed), [len(part) for part in np.array_split(X, n_chunks)]
     )
     chunks = [rows.read(key) for key in range(rows.n_chunks)]
-    with_labels = (replace(chunk, columns={"y": y[chunk.rows]}) for chunk in chunks)
+    with_labels = (replace(chunk, columns={"y": y[chunk.row_numbers]}) for chunk in chunks)
     return replace(rows, read=StrategyReader(tuple(with_labels)))
 
 

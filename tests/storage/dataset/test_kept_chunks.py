@@ -6,15 +6,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from pipeline.data.blocks import RowSource
+from pipeline.executors.base import SerialExecutor
+from pipeline.fitting.loop import collect_first_statistics
+from pipeline.models.clipped_pca import ClippedPCA
 from storage.dataset import chunks as kept_chunks
 from storage.dataset.chunks import clear_chunk_cache, get_or_read_chunk
 from storage.dataset.dataset import BinaryDataset, ChunkReader
+from tests.support.clusters import LoggedReader
 from tests.support.data import write_arrays
 
 
@@ -119,3 +124,40 @@ def test_a_reader_keeps_whole_chunks_of_its_own_split(
         kept_rows = np.concatenate([chunk.rows[chunk.keep] for chunk in chunks])
         np.testing.assert_array_equal(kept_rows, np.flatnonzero(split == split_name))
     assert read == [0, 1, 2] * 2
+
+
+def test_features_are_counted_without_reading(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    X = (rng.random((300, 3)) < 0.3).astype(np.uint8)
+    split = {"split": np.array(["train", "test"])[rng.integers(0, 2, 300)]}
+    dataset = write_arrays(tmp_path / "d.zarr", X, columns=split, words_per_chunk=2)
+    kept = [*range(128), *range(256, 300)]
+    log = tmp_path / "log"
+
+    def count(
+        dataset: BinaryDataset, split: str | None = None, skipped: tuple[int, ...] = ()
+    ) -> tuple[bool, int]:
+        reader = dataset.make_reader(split, skipped=skipped)
+        reader = LoggedReader(**vars(reader), log=str(log))
+        rows = RowSource(reader, dataset.rows_per_chunk, dataset.n_planes, dataset.n_segments)
+        first = collect_first_statistics(ClippedPCA(), rows, SerialExecutor(), 0).to_arrays()
+        reads = log.exists()
+        log.unlink(missing_ok=True)
+        read = replace(rows, read=lambda key: reader(key))
+        expected = collect_first_statistics(ClippedPCA(), read, SerialExecutor(), 0).to_arrays()
+        for name, values in expected.items():
+            np.testing.assert_array_equal(first[name], values, err_msg=name, strict=True)
+        log.unlink(missing_ok=True)
+        clear_chunk_cache()
+        return reads, first["ones"].sum()
+
+    assert count(dataset) == (False, X.sum())
+    assert count(dataset, skipped=(1,)) == (False, X[kept].sum())
+    assert count(dataset.view_planes(["b"], {}, [1])) == (False, X[:, 1].sum())
+    assert count(dataset, split="test") == (True, X[split["split"] == "test"].sum())
+    assert count(dataset.segment_by("split")) == (True, X.sum())
+    segments = write_arrays(tmp_path / "s.zarr", X, segments=split["split"])
+    assert count(segments) == (True, X.sum())
+    observed = (rng.random(X.shape) < 0.9).astype(np.uint8)
+    missing = write_arrays(tmp_path / "m.zarr", X, observed, words_per_chunk=2)
+    assert count(missing) == (True, (X * observed).sum())
