@@ -20,6 +20,9 @@ end=$(SLURM_TIME_FORMAT=%s squeue --noheader --jobs "$task" --format %e)
 lifetime=$((end - $(date +%s) - leave_early))
 memory=${SLURM_MEM_PER_NODE:-$((SLURM_MEM_PER_CPU * SLURM_CPUS_PER_TASK))} # MiB
 
+# Memory of freed arrays is reused; Dask would return it to the system after every chunk.
+export MALLOC_ARENA_MAX=1 MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=1073741824
+
 # A worker has 90 % of the memory: the process that watches it needs some. It spills to the disk of
 # its node, and hands its data to other workers when it leaves.
 exec dask worker --scheduler-file "$PWD/latentbits-$run.json" --death-timeout 60 \

@@ -15,7 +15,7 @@ from distributed import Client, LocalCluster, Worker, performance_report
 from distributed.security import Security
 
 from flows.running.cluster_settings import ClusterSettings
-from flows.running.resources import read_memory_size
+from flows.running.resources import MALLOC_VARIABLES, read_memory_size
 from pipeline.errors import ClusterLost, FitError, keep_placeholder
 from pipeline.executors.dask import DaskExecutor, check_workers
 
@@ -151,6 +151,8 @@ def _start_local_cluster(cluster: ClusterSettings) -> LocalCluster:
     # Results are small. A worker out of memory should fail, not spill pickles to disk.
     dask.config.set({f"distributed.worker.memory.{name}": False for name in _SPILL_THRESHOLDS})
     dask.config.set({"distributed.scheduler.http.routes": []})  # pages that anyone could read
+    settings = "distributed.nanny.pre-spawn-environ"
+    dask.config.set({f"{settings}.{name}": text for name, text in MALLOC_VARIABLES.items()})
     processes = cluster.workers is not None
     n_workers = cluster.workers or 1
     # Dask would not find the limits of this process's own control group.

@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 from flows.cli.options import ExecutorName, ExecutorOptions, parse_local_path
 from flows.cli.startup import pause_garbage_collection
 from flows.running.cluster_settings import ClusterSettings, resolve_cluster_settings
-from flows.running.resources import find_memory_limit
+from flows.running.resources import find_memory_limit, keep_freed_memory
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor, SerialExecutor, ThreadsExecutor
 from storage.extras import check_installed
@@ -35,6 +35,7 @@ def prepare_executor(
 def _open_checked_executor(
     cluster: ClusterSettings | None, where: ExecutorOptions
 ) -> Iterator[Executor]:
+    keep_freed_memory()
     if cluster is not None:
         with pause_garbage_collection():
             from flows.running.clusters import open_cluster

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import time
 from collections.abc import Mapping
@@ -32,6 +33,19 @@ _ADDRESSES_OF_LIBRARIES, _DATA_OF_LIBRARIES = 512 << 20, 128 << 20
 
 BLAS and others end the process where they get no memory, so a run must not come so far.
 """
+_MALLOC_PARAMETERS = {
+    "MALLOC_MMAP_THRESHOLD_": (-3, 1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": (-1, 1 << 30),
+    "MALLOC_ARENA_MAX": (-8, 1),
+}
+"""Parameters of glibc's `mallopt` and their values, by the name of their variable.
+
+Without the first two, glibc returns every large array to the kernel, which clears the same pages
+again for the next chunk: as much time as the counting itself. Dask sets the second to 64 kB in its
+workers, which makes it worse. Only the main arena can keep arrays of more than 64 MB.
+"""
+MALLOC_VARIABLES = {name: str(value) for name, (_, value) in _MALLOC_PARAMETERS.items()}
+"""The environment of worker processes, which glibc reads when they start."""
 _SIZE = re.compile(r"\d+(\.\d*)?(e\d+)? ?[a-z]*", re.ASCII | re.IGNORECASE)
 
 
@@ -45,6 +59,15 @@ class _MemoryLimit(NamedTuple):
     @property
     def free(self) -> int:
         return max(0, self.size - self.used)
+
+
+def keep_freed_memory() -> None:
+    """Let this process reuse the memory of freed arrays; variables of the user take precedence."""
+    with suppress(OSError, AttributeError, TypeError):  # other C libraries lack this call
+        mallopt = ctypes.CDLL(None).mallopt
+        for name, (parameter, value) in _MALLOC_PARAMETERS.items():
+            if name not in os.environ:
+                mallopt(parameter, value)
 
 
 def release_free_memory() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import resource
 import signal
 import sys
 import weakref
@@ -19,6 +20,7 @@ from distributed.security import Security
 from flows.cli.app import make_app, run_app
 from flows.cli.errors import hide_expected_tracebacks
 from flows.running.executors import check_executor_options, open_executor
+from flows.running.resources import MALLOC_VARIABLES
 from pipeline.errors import FitError
 from storage.errors import DataError
 from storage.sources.spool import TemporaryFolder
@@ -54,6 +56,23 @@ def test_only_the_command_can_use_its_worker_processes():
                 connect(address.replace("tls", "tcp"), None, seconds=1)
         with pytest.raises(OSError, match="closed"):
             Client(scheduler.replace("tls", "tcp"), timeout=1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only glibc has these settings")
+@pytest.mark.parametrize("where", [{"name": "threads", "workers": 1}, {"workers": 1}], ids=str)
+def test_processes_reuse_the_memory_of_arrays(where, monkeypatch):
+    for name in MALLOC_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    with open_executor(**where) as executor:
+        _, *n_faults = executor.map(count_page_faults, [40_000_000] * 5)
+    assert max(n_faults) < 1000
+
+
+def count_page_faults(n_bytes: int) -> int:
+    """Return the pages that the system had to provide for two arrays."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    np.ones(n_bytes, np.uint8)[:-1].copy()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
 def connect(address: str, security: Security | None, seconds: float) -> None:
