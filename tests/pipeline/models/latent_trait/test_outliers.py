@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -312,3 +313,27 @@ def test_two_equal_items_have_the_likelihood_of_steps() -> None:
     log_joint = answers @ log_p.T + (1 - answers) @ log_q.T - grid**2 / 2
     nats = logsumexp(log_joint, axis=1) + np.log(18e-5 / np.sqrt(2 * np.pi))
     assert len(X) * fitted.history[-1] > rows @ nats - 2
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("structure", "least"),
+    [({"group": "g"}, -4.12565), ({"covariates": ["z"]}, -4.09237)],
+    ids=["groups", "covariate"],
+)
+def test_two_traits_with_missing_answers_and_an_outlier_do_not_run_away(
+    structure: dict[str, Any], least: float
+) -> None:
+    rng = np.random.default_rng(1)
+    z, group = rng.standard_normal(500), np.where(np.arange(500) % 2, "None", "N/A")
+    trait = 0.4 * z + rng.standard_normal(500) + 0.3 * (group == "None")
+    z[5] = 300
+    chances = expit(trait[:, None] * 1.3 + np.linspace(-1, 1, 9))
+    X = (rng.random((500, 9)) < chances).astype(float)
+    X[:, 4] = 1 - X[:, 4]
+    X[rng.random(X.shape) < 0.2] = np.nan
+    X[:3] = np.nan
+    frame = pd.DataFrame(X, columns=[f"q{k}" for k in range(9)]).assign(z=z, g=group)
+    dataset = lb.from_dataframe(frame, keep=["z", "g"])
+    fitted = lb.fit(dataset, "latent-trait", components=2, errors="none", **structure)
+    assert fitted.history[-1] > least
