@@ -44,7 +44,7 @@ _MIN_ITEMS = 3  # fewer items have no informative sum scores
 _MIN_PAIR_VARIANCE = 1e-12
 _INVALID_WITH_WEIGHTS = "the rows have sampling weights"
 _MAX_STEPS = 2000
-_RESIDUAL_TOLERANCE = 1e-4  # relative norm of the residual; the relative error of M₂ is near 1e-7
+_RESIDUAL_TOLERANCE = 1e-5  # relative norm of the residual; the relative error of M₂ is near 1e-8
 _RANK_TOLERANCE = 1e-12  # relative, squared; smaller derivatives count as zero
 
 
@@ -171,8 +171,8 @@ def compute_fit_statistics(
         found["s_x2_missing"] = reason
     else:
         found["s_x2_rows"] = int(sums.values["score_rows"].sum())
-    n, kept = len(model.features), model.find_informative_planes()
-    df = len(kept) + math.comb(n, 2) - rank
+    n = len(model.features)
+    df = len(model.find_informative_planes()) + math.comb(n, 2) - rank
     if reason := _explain_missing_m2(sums, n, df, rank):
         return found | {"m2_missing": reason}
     both = sums.values["both"][np.ix_(model.planes, model.planes)]
@@ -180,9 +180,9 @@ def compute_fit_statistics(
     observed = _observe_moments(both / n_complete, model)
     if (observed.compute_variances() <= 0).any():
         return found | {"m2_missing": "an item is constant in the rows that have all values"}
-    if _expect_moments(model).compute_statistic_variances(kept).min() < _MIN_PAIR_VARIANCE:
-        return found | {"m2_missing": "some pairs of items have a probability of 0 or 1"}
     fitted = compute_m2_fit(both, n_complete, model, rank)
+    if fitted is None:
+        return found | {"m2_missing": "some pairs of items have a probability of 0 or 1"}
     correlations = observed.compute_correlations()[np.triu_indices(n, 1)]
     independent = LimitedInformationFit(
         n_complete * float((correlations**2).sum()),
@@ -276,8 +276,8 @@ def _noncentrality(value: float, df: int, level: float) -> float:
 
 def compute_m2_fit(
     both: Counts, n_rows: int, model: FittedItems, rank: int
-) -> LimitedInformationFit:
-    """Compute M₂, or C₂, from complete rows.
+) -> LimitedInformationFit | None:
+    """Compute M₂, or C₂, from complete rows; None if some pairs hardly vary in the model.
 
     With p the shares of ones of all planes and the mean products of the scores of pairs of items,
     π those of the model and N rows,
@@ -288,7 +288,8 @@ def compute_m2_fit(
     (Maydeu-Olivares & Joe, eq. 3.10). M₂ of every consistent estimator has a χ² distribution. It is
     the maximum of 2 xᵀe − xᵀΞx with Δᵀx = 0, computed by conjugate gradients without a matrix of
     pairs by pairs: given a node the items are independent, so that Ξ times a vector costs n_items²
-    per node.
+    per node. Scores are those minus their means in the model. With the shares of planes, their
+    products say the same, and far fewer steps suffice.
 
     Parameters
     ----------
@@ -300,12 +301,18 @@ def compute_m2_fit(
         Number of identifiable parameters.
     """
     kept = model.find_informative_planes()
-    observed, expected = _observe_moments(both / n_rows, model), _expect_moments(model)
+    curves = _tabulate_curves(model, kept)
+    expected = _expect_moments(curves)
+    variances = expected.compute_statistic_variances(kept)
+    if variances.min() < _MIN_PAIR_VARIANCE:
+        return None
+    observed = _observe_moments(both / n_rows, model).subtract(curves.centers)
     residuals = (observed.compute_correlations() - expected.compute_correlations())[
         np.triu_indices(len(model.features), 1)
     ]
+    residual = observed.select(kept) - expected.select(kept)
     return LimitedInformationFit(
-        n_rows * _maximize_over_statistics(observed, expected, model, kept),
+        n_rows * _maximize_over_statistics(residual, np.sqrt(variances), curves, model, kept),
         len(kept) + len(residuals) - rank,
         float(np.sqrt((residuals**2).mean())),
     )
@@ -339,6 +346,12 @@ class _Moments(NamedTuple):
         covariance = self.products - np.outer(self.scores, self.scores)
         return np.asarray(covariance / np.outer(deviations, deviations))
 
+    def subtract(self, centers: Array) -> _Moments:
+        """Return the moments of the scores minus these, (n,)."""
+        crossed = np.outer(centers, self.scores - 0.5 * centers)
+        products = self.products - crossed - crossed.T
+        return self._replace(scores=self.scores - centers, products=products)
+
     def select(self, kept: Indices) -> Array:
         """Return the statistics that M₂ compares: shares of planes, and products of pairs."""
         return np.concatenate(
@@ -367,7 +380,9 @@ class _Curves(NamedTuple):
     planes
         P(t_j = 1), (n_nodes, n_planes).
     scores, variances
-        Mean and variance of y, (n_nodes, n).
+        Mean of y minus its center, and variance of y, (n_nodes, n).
+    centers
+        Mean of y over the nodes, (n,); 0 if not all planes of the item are compared.
     shares
         Weights of the nodes, (n_nodes,).
     pair_variances
@@ -377,11 +392,12 @@ class _Curves(NamedTuple):
     planes: Array
     scores: Array
     variances: Array
+    centers: Array
     shares: Array
     pair_variances: Array
 
 
-def _tabulate_curves(model: FittedItems) -> _Curves:
+def _tabulate_curves(model: FittedItems, kept: Indices) -> _Curves:
     items, points = model.items, model.nodes.points
     P, levels = (
         compute_plane_probabilities(items, points),
@@ -394,13 +410,15 @@ def _tabulate_curves(model: FittedItems) -> _Curves:
         mean = own @ values
         scores[:, alike.features] = mean
         variances[:, alike.features] = (own * (values - mean[:, :, None]) ** 2).sum(axis=2)
-    shares = np.exp(model.nodes.log_weights)
-    return _Curves(P, scores, variances, shares, (variances.T * shares) @ variances)
+    shares = scipy.special.softmax(model.nodes.log_weights)
+    is_kept = np.isin(np.arange(len(model.planes)), kept)
+    centers = (shares @ scores) * np.logical_and.reduceat(is_kept, model.firsts)
+    pair_variances = (variances.T * shares) @ variances
+    return _Curves(P, scores - centers, variances, centers, shares, pair_variances)
 
 
-def _expect_moments(model: FittedItems) -> _Moments:
+def _expect_moments(curves: _Curves) -> _Moments:
     """Return the moments of the model."""
-    curves = _tabulate_curves(model)
     weighted = curves.scores.T * curves.shares
     second = curves.variances + curves.scores**2
     products, squares = weighted @ curves.scores, (second.T * curves.shares) @ second
@@ -409,25 +427,24 @@ def _expect_moments(model: FittedItems) -> _Moments:
 
 
 def _maximize_over_statistics(
-    observed: _Moments, expected: _Moments, model: FittedItems, kept: Indices
+    residual: Array, deviations: Array, curves: _Curves, model: FittedItems, kept: Indices
 ) -> float:
     """Return max 2 xᵀe − xᵀΞx with Δᵀx = 0, with x scaled by the diagonal of Ξ."""
-    deviations = np.sqrt(expected.compute_statistic_variances(kept))
-    residual = (observed.select(kept) - expected.select(kept)) / deviations
-    scale = scipy.sparse.diags_array(1 / deviations)
-    slopes = (scale @ _differentiate_statistics(model, kept) @ model.jacobian).tocsr()
-    inverse = _invert_gram((slopes.T @ slopes).toarray(), _find_fixed_directions(model))
-    curves, n_planes = _tabulate_curves(model), model.items.n_planes
+    slopes = _differentiate_statistics(model, curves, kept) @ model.jacobian
+    slopes = (scipy.sparse.diags_array(1 / deviations) @ slopes).tocsr()
+    solve = _factorize_gram((slopes.T @ slopes).toarray(), _find_fixed_directions(model))
+    n_planes = model.items.n_planes
     owners = np.repeat(np.arange(len(n_planes)), n_planes)
+    above = np.flatnonzero(np.tri(len(n_planes), k=-1).T)
 
     def project(x: Array) -> Array:
-        return np.asarray(x - slopes @ (inverse @ (slopes.T @ x)))
+        return np.asarray(x - slopes @ solve(slopes.T @ x))
 
     def multiply(x: Array) -> Array:
-        image = _multiply_covariance(x / deviations, curves, owners, kept, model)
+        image = _multiply_covariance(x / deviations, curves, owners, kept, above, model)
         return project(image / deviations)
 
-    return _maximize_quadratic(project(residual), multiply)
+    return _maximize_quadratic(project(residual / deviations), multiply)
 
 
 def _maximize_quadratic(slope: Array, multiply: Callable[[Array], Array]) -> float:
@@ -446,15 +463,25 @@ def _maximize_quadratic(slope: Array, multiply: Callable[[Array], Array]) -> flo
     return float(x @ slope)
 
 
-def _invert_gram(gram: Array, fixed: Array) -> Array:
-    """Return the pseudoinverse of a Gram matrix without fixed directions, (n, n_fixed)."""
+def _factorize_gram(gram: Array, fixed: Array) -> Callable[[Array], Array]:
+    """Return x ↦ G⁺ x for a Gram matrix without fixed directions, (n, n_fixed)."""
     moved = gram @ fixed
     crossed = moved @ fixed.T
     gram = gram - crossed - crossed.T + fixed @ (fixed.T @ moved) @ fixed.T
+    scale = gram.trace() / len(gram)
+    factor, has_failed = scipy.linalg.lapack.dpotrf(gram + scale * fixed @ fixed.T, lower=True)
+    norm = np.abs(gram).sum(axis=0).max()
+    if not has_failed and scipy.linalg.lapack.dpocon(factor, norm, uplo="L")[0] > _RANK_TOLERANCE:
+
+        def solve(x: Array) -> Array:
+            found = scipy.linalg.cho_solve((factor, True), x)
+            return np.asarray(found - fixed @ (fixed.T @ found))
+
+        return solve
     values, vectors = scipy.linalg.eigh(gram, driver="evd", overwrite_a=True)
     is_used = values > _RANK_TOLERANCE * values[-1]
-    vectors = vectors[:, is_used]
-    return np.asarray((vectors / values[is_used]) @ vectors.T)
+    vectors, values = vectors[:, is_used], values[is_used]
+    return lambda x: np.asarray(vectors @ ((vectors.T @ x) / values))
 
 
 def _find_fixed_directions(model: FittedItems) -> Array:
@@ -477,29 +504,29 @@ def _find_fixed_directions(model: FittedItems) -> Array:
 
 
 def _multiply_covariance(
-    x: Array, curves: _Curves, owners: Indices, kept: Indices, model: FittedItems
+    x: Array, curves: _Curves, owners: Indices, kept: Indices, above: Indices, model: FittedItems
 ) -> Array:
-    """Return Ξx.
+    """Return Ξx; `above` are the places above the diagonal in a flat matrix of pairs.
 
     Given a node, the centred planes of an item and the centred products of scores of pairs are
     uncorrelated. The vector is transformed to this basis and back.
     """
     n = len(model.features)
-    above = np.triu_indices(n, 1)
     singles, pairs = np.zeros(len(owners)), np.zeros((n, n))
-    singles[kept], pairs[above] = x[: len(kept)], x[len(kept) :]
+    singles[kept], pairs.reshape(-1)[above] = x[: len(kept)], x[len(kept) :]
     pairs += pairs.T
     toward = curves.scores @ pairs  # (n_nodes, n)
-    own = _multiply_plane_covariance(singles + toward[:, owners], curves, model)
-    by_item = np.add.reduceat(own, model.firsts, axis=1)
-    weighted = curves.scores.T * curves.shares
-    crossed = weighted @ by_item
-    product = crossed + crossed.T + pairs * curves.pair_variances
-    means = curves.planes @ singles + 0.5 * (toward * curves.scores).sum(axis=1)
+    by_plane = toward if model.items.is_binary else toward[:, owners]
+    own = _multiply_plane_covariance(singles + by_plane, curves, model)
+    by_item = own if model.items.is_binary else np.add.reduceat(own, model.firsts, axis=1)
+    means = curves.planes @ singles + 0.5 * np.einsum("ln,ln->l", toward, curves.scores)
     between = curves.shares * (means - curves.shares @ means)
-    product += (curves.scores.T * between) @ curves.scores
+    # Halves of what is symmetric, so that one product of matrices suffices.
+    by_item = by_item * curves.shares[:, None] + 0.5 * between[:, None] * curves.scores
+    crossed = curves.scores.T @ by_item
+    product = crossed + crossed.T + pairs * curves.pair_variances
     of_planes = curves.shares @ own + between @ curves.planes
-    return np.concatenate([of_planes[kept], product[above]])
+    return np.concatenate([of_planes[kept], product.reshape(-1)[above]])
 
 
 def _multiply_plane_covariance(x: Array, curves: _Curves, model: FittedItems) -> Array:
@@ -519,10 +546,12 @@ def _multiply_plane_covariance(x: Array, curves: _Curves, model: FittedItems) ->
     return product
 
 
-def _differentiate_statistics(model: FittedItems, kept: Indices) -> scipy.sparse.csr_array:
+def _differentiate_statistics(
+    model: FittedItems, curves: _Curves, kept: Indices
+) -> scipy.sparse.csr_array:
     """Return the derivatives of the statistics in the rows of the Jacobian, (n_statistics, …)."""
     items, n, width = model.items, len(model.features), model.n_parameters_per_plane
-    curves, eta = _tabulate_curves(model), items.compute_forms(model.nodes.points)
+    eta = items.compute_forms(model.nodes.points)
     place_of_plane = np.full(len(eta), -1)
     place_of_plane[kept] = np.arange(len(kept))
     place_of_pair = np.zeros((n, n), np.int64)

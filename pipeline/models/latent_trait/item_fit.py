@@ -26,12 +26,15 @@ import math
 
 import numpy as np
 import scipy
+from numba import njit
 from numpy.typing import NDArray
 
+from pipeline.executors.cancellation import check_cancelled
 from pipeline.models.latent_trait.fit_statistics import (
     FittedItems,
     explain_missing_s_x2,
 )
+from pipeline.numerics.intrinsics import wide_vectors
 from pipeline.numerics.logistic.categories.curves import (
     LevelItems,
     compute_level_probabilities,
@@ -39,13 +42,15 @@ from pipeline.numerics.logistic.categories.curves import (
     iter_alike,
 )
 from pipeline.numerics.logistic.latent_nodes import Nodes
+from pipeline.numerics.logistic.logistic_lanes import inlined
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 _MIN_EXPECTED = 1.0  # expected rows in a cell
-_MAX_ENTRIES = 2**21  # of the characteristic functions that are kept at a time: 32 MiB
+_LANES = 32  # frequencies at a time
+_MAX_LOSS = 50.0  # nats; smaller products are left out
 _RARE_SHARE, _EMPTY_SHARE = 0.1, 0.05  # of scores with expected rows in a cell of this number
 
 
@@ -112,40 +117,97 @@ def compute_shares_by_score(
     and that of the other items' score is the product of the factors before and after an item.
     """
     n_scores = int(items.n_planes.sum()) + 1
-    frequencies = np.arange(n_scores // 2 + 1)
     P = compute_level_probabilities(items, nodes.points)
-    firsts = np.cumsum(items.n_planes + 1) - (items.n_planes + 1)
-    phases = np.exp(-2j * math.pi * np.outer(np.arange(16), frequencies) / n_scores)
-    levels = [np.arange(k, k + m + 1) for k, m in zip(firsts, items.n_planes, strict=True)]
+    ends = np.cumsum(items.n_planes + 1)
+    levels = [np.arange(end - m - 1, end) for end, m in zip(ends, items.n_planes, strict=True)]
     by_item = [
         np.arange(m, -1, -1) if turned else np.arange(m + 1)
         for m, turned in zip(items.n_planes, is_reversed, strict=True)
     ]
-    by_level = np.zeros((P.shape[1], len(frequencies)), np.complex128)
-    total = np.zeros(len(frequencies), np.complex128)
-    height = max(1, _MAX_ENTRIES // (len(levels) * len(frequencies)))
-    for start in range(0, len(P), height):
-        part = slice(start, start + height)
-        share, own = np.exp(nodes.log_weights[part]), P[part]
-        factors = [
-            own[:, places] @ phases[scores] for places, scores in zip(levels, by_item, strict=True)
-        ]
-        after = [np.ones_like(factors[0])]
-        for factor in factors[:0:-1]:
-            after.append(after[-1] * factor)
-        before = np.ones_like(factors[0])
-        for places, factor, rest in zip(levels, factors, after[::-1], strict=True):
-            by_level[places] += (own[:, places].T * share) @ (before * rest)
-            before *= factor
-        total += share @ before
-    of_others = np.fft.irfft(by_level, n_scores)
+    n_frequencies = -(-(n_scores // 2 + 1) // _LANES) * _LANES  # those above the half are not used
+    phases = np.outer(np.concatenate(by_item), np.arange(n_frequencies))
+    phases = np.exp(-2j * math.pi * (phases % n_scores) / n_scores)
+    by_level, total = np.empty(phases.shape, np.complex128), np.empty(n_frequencies, np.complex128)
+    shares = np.exp(nodes.log_weights)
+    # The product over items is at most exp(−(1 − cos ω) Σ P_c P_c+1) at the frequency ω.
+    spread = (P[:, 1:] * P[:, :-1]) @ ~np.isin(np.arange(1, P.shape[1]), ends)
+    for start in range(0, n_frequencies, _LANES):
+        check_cancelled()
+        part, loss = slice(start, start + _LANES), 1 - math.cos(2 * math.pi * start / n_scores)
+        used = loss * (spread - 0.25) < _MAX_LOSS
+        own = np.hstack([phases[:, part].real, phases[:, part].imag])
+        sums, product = np.zeros_like(own), np.zeros(2 * _LANES)
+        sum_score_products(P[used], shares[used], ends, own, sums, product)
+        by_level[:, part] = sums[:, :_LANES] + 1j * sums[:, _LANES:]
+        total[part] = product[:_LANES] + 1j * product[_LANES:]
+    of_others = np.fft.irfft(by_level[:, : n_scores // 2 + 1], n_scores)
     expected = np.zeros((n_scores, P.shape[1]))
     for places, scores in zip(levels, by_item, strict=True):
         for score, place in zip(scores.tolist(), places.tolist(), strict=True):
             n_possible = n_scores - len(places) + 1
             expected[score : score + n_possible, place] = of_others[place, :n_possible]
-    positive = np.maximum(np.fft.irfft(total, n_scores), np.finfo(float).tiny)
+    positive = np.maximum(np.fft.irfft(total[: n_scores // 2 + 1], n_scores), np.finfo(float).tiny)
     return np.clip(expected / positive[:, None], 0.0, 1.0)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def sum_score_products(
+    P: Array, shares: Array, ends: Indices, phases: Array, by_level: Array, total: Array
+) -> None:
+    """Sum products of the characteristic functions of items over nodes, at some frequencies.
+
+    Rows of complex numbers hold _LANES real and then as many imaginary parts.
+
+    Parameters
+    ----------
+    P, shares
+        P(level) of all levels at the nodes, (n_nodes, n_levels), and the weights of the nodes.
+    ends
+        The place after the last level of each item, (n_items,).
+    phases
+        Characteristic functions of the score of each level, (n_levels, 2 _LANES).
+    by_level, total
+        To the first, (n_levels, 2 _LANES), P times the product over the other items is added; to
+        the second, (2 _LANES,), the product over all items.
+    """
+    wide_vectors()
+    n_items = len(ends)
+    factors, before = np.empty((2, n_items, 2 * _LANES))
+    after, others = np.empty((2, 2 * _LANES))
+    for node in range(len(P)):
+        for k in range(_LANES):
+            after[k], after[_LANES + k] = shares[node], 0.0
+        for i in range(n_items):
+            factor, own = factors[i], before[i]
+            for k in range(2 * _LANES):
+                own[k], factor[k] = after[k], 0.0
+            for level in range(ends[i - 1] if i else 0, ends[i]):
+                p, phase = P[node, level], phases[level]
+                for k in range(2 * _LANES):
+                    factor[k] += p * phase[k]
+            _multiply(own, factor, after)
+        for k in range(_LANES):
+            total[k] += after[k]
+            total[_LANES + k] += after[_LANES + k]
+            after[k], after[_LANES + k] = 1.0, 0.0
+        for i in range(n_items - 1, -1, -1):
+            _multiply(before[i], after, others)
+            for level in range(ends[i - 1] if i else 0, ends[i]):
+                p, out = P[node, level], by_level[level]
+                for k in range(2 * _LANES):
+                    out[k] += p * others[k]
+            for k in range(2 * _LANES):
+                others[k] = after[k]
+            _multiply(others, factors[i], after)
+
+
+@inlined
+def _multiply(left: Array, right: Array, out: Array) -> None:
+    """Multiply complex numbers."""
+    for k in range(_LANES):
+        a, b, c, d = left[k], left[_LANES + k], right[k], right[_LANES + k]
+        out[k] = a * c - b * d
+        out[_LANES + k] = a * d + b * c
 
 
 def compare_binary_cells(observed: Array, expected: Array) -> tuple[float, int]:

@@ -128,6 +128,7 @@ def test_m2_is_the_definition(model: FittedItems, rank: int | None) -> None:
     e = counts @ chosen / n_rows - pi
     both = ((planes.T * counts) @ planes).astype(np.int64)
     found = compute_m2_fit(both, n_rows, model, rank)
+    assert found is not None
     assert found.m2 == pytest.approx(n_rows * e @ C @ e, rel=1e-4, abs=1e-8)
     assert found.df == chosen.shape[1] - rank
 
