@@ -247,6 +247,37 @@ def _concatenate(
     return np.concatenate(present, axis=axis)[(slice(None),) * axis + (order,)] if present else None
 
 
+def join_segments(blocks: Sequence[BinaryBlock]) -> AnnotatedChunk:
+    """Return a chunk with these blocks, at least one, each of another segment."""
+    first, edges = blocks[0], np.cumsum([0, *(block.words.shape[1] for block in blocks)])
+    is_masked = any(block.observed_words is not None for block in blocks)
+    table = [(b.segment, edge, b.n_samples) for b, edge in zip(blocks, edges, strict=False)]
+    per_row = {
+        name: None if first_values is None else np.concatenate([getattr(b, name) for b in blocks])
+        for name in ("weights", "clusters", "covariates")
+        for first_values in [getattr(first, name)]
+    }
+    is_continuous = first.numbers is not None
+    return AnnotatedChunk(
+        np.concatenate([block.words for block in blocks], axis=1),
+        np.concatenate([_make_mask(block) for block in blocks], axis=1) if is_masked else None,
+        np.array(table, np.int64),
+        np.concatenate([block.rows for block in blocks]),
+        {name: np.concatenate([b.column(name) for b in blocks]) for name in first.columns},
+        weight_unit=first.weight_unit,
+        has_sampling_weights=first.has_sampling_weights,
+        numbers=np.concatenate([b.numbers for b in blocks], axis=1) if is_continuous else None,
+        **per_row,
+    )
+
+
+def _make_mask(block: BinaryBlock) -> Words:
+    """Return the mask, with all values observed if the block has none; padding is 0."""
+    if block.observed_words is not None:
+        return block.observed_words
+    return kernels.select_rows(_make_full_mask(block), np.arange(block.n_samples))
+
+
 class PackedChunk(Protocol):
     """A chunk as read from storage; `storage.dataset.dataset.Chunk` implements it."""
 

@@ -33,10 +33,13 @@ from pipeline.fitting.pair_work import (
     run_in_memory,
     state_from_results,
 )
+from pipeline.fitting.sample_start import draw_sample
 from pipeline.learning.convergence import (
     ConvergenceCriterion,
     ObjectiveCriterion,
     SquaremStep,
+    adapt_to_newton_steps,
+    choose_newton_step,
     choose_squarem_step,
     describe_starts,
     find_final_objective,
@@ -50,6 +53,7 @@ from pipeline.models.capabilities import (
     CanAccelerate,
     CanLearnLocally,
     CanPrepare,
+    CanTakeNewtonSteps,
     CanWarmStart,
     HasInformationPass,
 )
@@ -70,6 +74,9 @@ from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.linkage import Linkage
 from pipeline.statistics.sums import JointStatistics, Statistics
+
+_SAMPLE_TOL, _MAX_SAMPLE_TOL = 10.0, 1e-3
+"""Tolerance on a sample: a multiple of that of so few rows, and its limit per row, nats."""
 
 
 class PassInputs(NamedTuple):
@@ -236,11 +243,12 @@ def _make_pass_inputs(state: FitState, seed: int) -> tuple[PassInputs, ...]:
 
 def _format_pass_label(model: Model, state: FitState) -> str:
     """Return the label of a pass; for iterative models, with its number and the last objective."""
+    label = model.statistics.label + (" on a sample" if state.is_on_sample else "")
     if model.get_convergence_criterion(state).max_iter == 1:
-        return model.statistics.label
+        return label
     objective = max((s.history[-1] for s in state.running_states if s.history), default=None)
     objective_text = "" if objective is None else f", {objective:.6f}"
-    return f"{model.statistics.label}, pass {state.iteration + 1}{objective_text}"
+    return f"{label}, pass {state.iteration + 1}{objective_text}"
 
 
 def _sum_group(
@@ -329,24 +337,28 @@ def _update_state(
     rng = np.random.default_rng([seed, state.iteration, start + 1])
     mapped = model.update(state, statistics, map_items, rng)
     objective = _compute_objective(model, state, statistics)
-    step = _accelerate(model, state, mapped, objective, statistics.weight)
+    step = _accelerate(model, state, mapped, objective, statistics)
     next_params = convert_to_c_order(step.parameters)
     updated = replace(mapped, iteration=state.iteration + 1, acceleration=step.memory)
     if not step.accepted:
         return replace(updated, params=next_params)
     history = (*state.history, objective)
-    convergence = model.get_convergence_criterion(state)
+    convergence = adapt_to_newton_steps(model.get_convergence_criterion(state), step.memory)
     is_best = convergence.keeps_best and objective >= max(history)
     updated = replace(updated, history=history, best=state.params if is_best else state.best)
     if not is_stage_over(convergence, history):
         return replace(updated, params=next_params)
     final_params = updated.best if convergence.ends_with_best(history) else mapped.params
+    if "remaining" in step.memory and convergence.has_converged(history):
+        final_params = next_params
     last = replace(updated, params=final_params, best=None)
     if start >= 0:
         return replace(last, done=True)
     next_stage = model.next_stage(last, statistics)
     if next_stage is not None:
         return _begin_stage(next_stage)
+    if state.is_on_sample:
+        return replace(last, done=True, converged=convergence.has_converged(history))
     finished = model.finish(last, statistics)
     finished = replace(
         finished,
@@ -384,9 +396,9 @@ def _compute_objective(model: Model, state: FitState, statistics: Statistics) ->
 
 
 def _accelerate(
-    model: Model, state: FitState, mapped: FitState, objective: float, weight: float
+    model: Model, state: FitState, mapped: FitState, objective: float, statistics: Statistics
 ) -> SquaremStep:
-    """Choose the parameters of the next pass: the result of `update`, or an extrapolation.
+    """Choose the parameters of the next pass: the result of `update`, or a longer step.
 
     Only stages that end on the change of their objective are extrapolated: steps of others do not
     always raise it.
@@ -394,15 +406,27 @@ def _accelerate(
     is_em = isinstance(model.get_convergence_criterion(state), ObjectiveCriterion)
     if not is_em or not isinstance(model, CanAccelerate) or model.acceleration == "none":
         return SquaremStep(mapped.params, {}, True)
+    memory, weight = state.acceleration, statistics.weight
     start, end = model.pack_params(state.params), model.pack_params(mapped.params)
-    step = choose_squarem_step(start, end, objective, state.acceleration)
+    if "inverse" in memory and isinstance(model, CanTakeNewtonSteps):
+        gradient = model.differentiate(state, statistics)
+        if gradient is not None:
+            newton = choose_newton_step(gradient, end, objective, memory)
+            if newton.change is None:
+                params = model.unpack_params(mapped.params, memory["fallback"], weight)
+                return SquaremStep(params, newton.memory, False)
+            params = model.move_params(state, newton.change, weight)
+            return SquaremStep(params, newton.memory, True)
+        memory = {}
+    step = choose_squarem_step(start, end, objective, memory)
     return step._replace(parameters=model.unpack_params(mapped.params, step.parameters, weight))
 
 
 def _begin_stage(state: FitState) -> FitState:
-    """Begin a stage with an empty history and an empty memory of the acceleration."""
+    """Begin a stage with an empty history; of the acceleration, only an inverse is kept."""
     starts = tuple(_begin_stage(start) for start in state.starts)
-    fresh = replace(state, history=(), acceleration={}, best=None, done=False, starts=starts)
+    memory = {name: own for name, own in state.acceleration.items() if name == "inverse"}
+    fresh = replace(state, history=(), acceleration=memory, best=None, done=False, starts=starts)
     return replace(fresh, params=convert_to_c_order(state.params))
 
 
@@ -446,6 +470,7 @@ def fit_model(
     if state is None:
         first = collect_first_statistics(model, rows, executor, seed, progress)
         state = start_fit(model, first, rows, executor, seed, progress=progress)
+    state = _start_on_sample(model, state, rows, executor, seed, progress)
     convergence = model.get_convergence_criterion(state)
     if not state.done and is_stage_over(convergence, state.history):
         state = _end_fit(model, state, convergence, state.history)  # it only needed its pair work
@@ -462,23 +487,87 @@ def fit_model(
     return _prepare_params(model, state, executor, seed)
 
 
+def _start_on_sample(
+    model: Model,
+    state: FitState,
+    rows: RowSource,
+    executor: Executor,
+    seed: int,
+    progress: Progress,
+) -> FitState:
+    """Run the stages of a fit that has not begun on a sample of its rows, if that is possible.
+
+    The result is the start of the passes over all rows, in the last stage.
+    """
+    if state.iteration or state.starts or state.done or not isinstance(model, CanTakeNewtonSteps):
+        return state
+    if model.acceleration == "none" or not model.can_start_on_sample(state):
+        return state
+    sample = draw_sample(model, rows, executor, seed, progress)
+    if sample is None:
+        return state
+    own_rows = sample.make_row_source(rows)
+    run = own_rows, executor, seed
+    factor = sample.weight / sum(block.weight for block in sample.blocks)
+    tol = min(_SAMPLE_TOL * factor * model.tol, _MAX_SAMPLE_TOL)
+    own_model: Model = replace(model, tol=tol)  # type: ignore[call-arg]
+    own = replace(state, is_on_sample=True)
+    statistics: Any
+    try:
+        while not own.done:
+            statistics = collect_pass_statistics(own_model, own, *run, progress)
+            own = fit_pass(own_model, own, *run, statistics.multiply(factor))
+        working = model.begin_newton_steps(own, own_rows.rows_per_chunk[0])
+        if working is None:
+            return state
+        statistics = _collect_information(model, own, working, *run, "information", progress)
+        with limit_blas_threads():
+            inverse = model.invert_information(own, statistics.multiply(factor))
+    except FitError:
+        return state  # all rows may do, or tell more about the reason
+    return replace(
+        own,
+        acceleration={"inverse": inverse},
+        iteration=0,
+        history=(),
+        diagnostics={**own.diagnostics, "sample_rows": own_rows.rows_per_chunk[0]},
+        done=False,
+        converged=False,
+        is_on_sample=False,
+    )
+
+
 def _run_information_pass(
     model: Any, state: FitState, rows: RowSource, executor: Executor, seed: int, progress: Progress
 ) -> FitState:
     working = model.begin_information_pass(state) if isinstance(model, HasInformationPass) else None
     if working is None:
         return state
-    inputs = PassInputs(state.params, working, RowRandom(seed))
-    summarize = partial(_summarize_information, model, inputs)
-    statistics: Statistics
-    work = _estimate_work(model, [inputs], rows)
-    statistics = collect_statistics(
-        summarize, rows, executor, "errors", progress=progress, work=work
+    statistics = _collect_information(
+        model, state, working, rows, executor, seed, "errors", progress
     )
     with limit_blas_threads():
         finished: FitState = model.finish_information_pass(state, statistics)
     finished = _clear_unidentified_errors(model, finished)
     return replace(finished, params=convert_to_c_order(finished.params))
+
+
+def _collect_information(
+    model: Any,
+    state: FitState,
+    working: Arrays,
+    rows: RowSource,
+    executor: Executor,
+    seed: int,
+    label: str,
+    progress: Progress,
+) -> Statistics:
+    inputs = PassInputs(state.params, working, RowRandom(seed))
+    summarize = partial(_summarize_information, model, inputs)
+    work = _estimate_work(model, [inputs], rows)
+    statistics: Statistics
+    statistics = collect_statistics(summarize, rows, executor, label, progress=progress, work=work)
+    return statistics
 
 
 def _clear_unidentified_errors(model: Model, state: FitState) -> FitState:

@@ -1,4 +1,4 @@
-"""Convergence criteria of stages, descriptions of how fits ended, and SQUAREM acceleration.
+"""Convergence criteria of stages, descriptions of how fits ended, and acceleration of EM.
 
 A stage ends when it has converged, after `max_iter` passes, or if no step raises the objective.
 
@@ -7,6 +7,13 @@ C. Roland, "Simple and globally convergent methods for accelerating the converge
 algorithm", Scandinavian Journal of Statistics 35 (2008), scheme S3. A cycle has three passes: from
 θ₀ to θ₁, from θ₁ to θ₂, and one from θ' = θ₀ − 2 α r + α² v with r = θ₁ − θ₀, v = θ₂ − 2 θ₁ + θ₀
 and α = −‖r‖ / ‖v‖. If θ' is worse than θ₁, the fit continues from θ₂.
+
+Where the information of a sample of the rows is known, steps are those of Newton's method, with the
+inverse H of this information and the gradient g of all rows. A step is expected to gain g·Hg / 2.
+H differs from that of all rows by chance, so a step leaves a small share of the distance to the
+optimum; it then tells how to correct H. The ratio of the last two gains tells how much the last
+step has left. If a step turns out to be worse than the point before, the fit goes on
+from the step of EM at that point, and takes shorter steps; if they fail as well, SQUAREM follows.
 """
 
 from __future__ import annotations
@@ -30,6 +37,10 @@ _MAX_ROWS_OF_TOLERANCE = 10_000
 _SAME_OPTIMUM_NATS = 0.1  # of all rows; starts that differ by less are at the same optimum
 _MANY_STARTS = 4  # of fewer, a single one at the best is no sign of more optima
 _FIRST_LIMIT, _GROWTH = 4.0, 4.0
+_LEAST_DAMPING = 0.1  # shorter steps of Newton's method are given up
+# The last step of Newton's method gains at most so many nats per row, and leaves at most this share
+# of the tolerance.
+_MOST_GAIN, _MOST_REMAINING = 1e-9, 0.1
 
 
 class ConvergenceCriterion(Protocol):
@@ -339,6 +350,85 @@ def warn_about_ending(
     objectives = ", ".join(f"{value:.6f}" for value in history[-2:])
     text = f"{describe_ending(False)}, {reason}. Last objectives: {objectives}"
     return (FitWarning(text),)
+
+
+def adapt_to_newton_steps(
+    convergence: ConvergenceCriterion, memory: AccelerationMemory
+) -> ConvergenceCriterion:
+    """Return the criterion of a stage, or that of Newton's steps if these are the last ones.
+
+    These converge so fast that they can do better than the threshold of EM.
+    """
+    if not isinstance(convergence, ObjectiveCriterion) or "remaining" not in memory:
+        return convergence
+    tol = convergence.threshold * convergence.weight
+    most = max(tol, _MOST_GAIN * convergence.weight)
+    gain = tol * max(
+        float(memory["remaining"]) / (_MOST_REMAINING * tol), float(memory["gain"]) / most
+    )
+    return ExpectedGainCriterion(convergence.max_iter, tol, gain, is_stalled=False)
+
+
+class NewtonStep(NamedTuple):
+    """The change of the parameters, and the memory for the next call.
+
+    `change` is None if the last step was worse and is rejected: `fallback` of the memory follows.
+    """
+
+    change: Array | None
+    memory: AccelerationMemory
+
+
+def choose_newton_step(
+    gradient: Array, fallback: Array, objective: float, memory: AccelerationMemory
+) -> NewtonStep:
+    """Choose a step of Newton's method.
+
+    Parameters
+    ----------
+    gradient
+        Of the objective of all rows, (p,).
+    fallback
+        Result of EM, packed.
+    objective
+        Objective per row.
+    memory
+        Has the inverse of the information; other entries come from the previous call.
+    """
+    inverse, damping = memory["inverse"], float(memory.get("damping", 1.0))
+    if objective < float(memory.get("objective", -np.inf)):
+        if damping / 2 < _LEAST_DAMPING:
+            return NewtonStep(None, {})
+        return NewtonStep(None, {"inverse": inverse, "damping": np.array(damping / 2)})
+    if "change" in memory:
+        inverse = _update_inverse(inverse, memory["change"], memory["gradient"] - gradient)
+    change = inverse @ gradient
+    gain = float(0.5 * gradient @ change)
+    before = float(memory.get("gain", np.inf))
+    ratio = gain / before if damping == 1 and before > 0 else 1.0
+    own = {
+        "damping": min(1.0, 2 * damping),
+        "objective": objective,
+        "gain": gain,
+        "remaining": gain * min(ratio, 1.0) if np.isfinite(before) else gain,
+    }
+    numbers = {name: np.array(value) for name, value in own.items()}
+    change = damping * change
+    last = {"inverse": inverse, "gradient": gradient, "change": change, "fallback": fallback}
+    return NewtonStep(change, {**last, **numbers})
+
+
+def _update_inverse(inverse: Array, change: Array, difference: Array) -> Array:
+    """Correct H along the last step, whose effect on the gradient is known, by the BFGS formula.
+
+    J. Nocedal, S. J. Wright, Numerical optimization (2006), equation 6.17.
+    """
+    curvature = float(change @ difference)
+    if curvature <= 0:
+        return inverse
+    projection = np.eye(len(change)) - np.outer(change, difference) / curvature
+    updated: Array = projection @ inverse @ projection.T + np.outer(change, change) / curvature
+    return updated
 
 
 class SquaremStep(NamedTuple):

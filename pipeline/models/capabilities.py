@@ -348,6 +348,40 @@ class CanAccelerate(Protocol):
 
 
 @runtime_checkable
+class CanTakeNewtonSteps(CanAccelerate, Protocol):
+    """Starts on a sample of the rows, and takes Newton's steps with the information of the sample.
+
+    Gradients, the information and steps are about the same parameters, in the same order.
+    """
+
+    def can_start_on_sample(self, state: FitState) -> bool:
+        """CENTRAL: return whether the first passes may read a sample; `state` is the first one."""
+
+    def begin_newton_steps(self, state: FitState, n_rows: int) -> Arrays | None:
+        """CENTRAL: return the arrays that `summarize_information` needs for a sample of `n_rows`.
+
+        None if steps of EM have to do.
+        """
+
+    def summarize_information(
+        self, params: Any, working: Arrays, block: BinaryBlock, rng: RowRandom
+    ) -> Statistics:
+        """MAP: sum the information of the rows of a block."""
+
+    def invert_information(self, state: FitState, statistics: Any) -> Array:
+        """CENTRAL: return the inverse of the information, (p, p)."""
+
+    def differentiate(self, state: FitState, statistics: Any) -> Array | None:
+        """CENTRAL: return the gradient of the objective of all rows, (p,), given those of a pass.
+
+        None if the stage does not change all parameters.
+        """
+
+    def move_params(self, state: FitState, change: Array, weight: float) -> Any:
+        """CENTRAL: return the parameters after a step, (p,), within bounds as `unpack_params`."""
+
+
+@runtime_checkable
 class CanLearnLocally(Protocol):
     """Takes many steps per pass: every task takes its own, over the rows of its chunks.
 

@@ -48,6 +48,9 @@ class FitState:
         it is not known.
     converged
         Whether the last stage had converged when it ended; False before.
+    is_on_sample
+        Whether passes read a sample of the rows, see `pipeline.fitting.sample_start`. Such states
+        are not stored.
     """
 
     params: Any
@@ -63,6 +66,7 @@ class FitState:
     done: bool = False
     independent: float | None = None
     converged: bool = False
+    is_on_sample: bool = False
 
     def with_feature_names(self, names: Sequence[str]) -> FitState:
         """Return the state with names in place of the indices of features in its warnings."""

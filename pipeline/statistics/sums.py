@@ -197,6 +197,12 @@ class Sums(UntiledStatistics):
             {name: value + other.values[name] for name, value in self.values.items()},
         )
 
+    def multiply(self, factor: float) -> Self:
+        """Return the sums over rows that are so many times as frequent."""
+        values = {name: factor * value for name, value in self.values.items()}
+        total = (factor * self.weight, factor * self.objective)
+        return replace(self, weight=total[0], objective=total[1], values=values)
+
 
 @dataclass(frozen=True)
 class ClusteredSums(Sums):

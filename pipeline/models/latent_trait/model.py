@@ -256,6 +256,7 @@ from pipeline.models.latent_trait.starts import (
     find_start_loadings,
 )
 from pipeline.models.latent_trait.step import ItemGroup, take_level_steps
+from pipeline.models.latent_trait.trait_errors import sum_theta_scores
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure
@@ -1380,6 +1381,66 @@ class LatentTrait(Model):
         params = self._with_groups(params, limited, mean.reshape(n, q), covariance)
         return self._uncenter(params, coefficients.reshape(-1, q))
 
+    def can_start_on_sample(self, state: FitState) -> bool:
+        """Return whether the fit is by quadrature, and a sample decides nothing but its start."""
+        q, is_searching = self.n_components, float(state.working.get("held_out", 0.0)) > 0
+        is_exact = self._blocks is not None or (q and self._last_estimator(q) == "quadrature")
+        return bool(is_exact) and not is_searching and "max_covariate" not in state.working
+
+    def begin_newton_steps(self, state: FitState, n_rows: int) -> Arrays | None:
+        """Request the sums for the information of a sample, unless parameters are at bounds."""
+        design = self._get_design(state.auxiliary["group_level_counts"], state.params)
+        is_bounded = state.auxiliary["diverging"].size or self._find_bounded(state.params).size
+        if design.is_wide or is_bounded:
+            return None
+        further = {name: state.auxiliary[name] for name in ("level_counts", "group_level_counts")}
+        return {**state.working, "share": np.array(1.0), **further}
+
+    def invert_information(self, state: FitState, statistics: Sums) -> Array:
+        """Return the inverse of the observed information about the parameters of `FitDesign`."""
+        design = self._get_design(state.auxiliary["group_level_counts"], state.params)
+        curvature = self._compute_prior_curvature(design.forms, state.params)
+        none = np.zeros(0, np.int64)
+        found = invert(design, state.params, statistics, "louis", curvature, none)
+        return np.asarray(found.covariance.blocks)
+
+    def differentiate(self, state: FitState, statistics: Sums) -> Array | None:
+        """Return the gradient of the log-likelihood plus log prior, see `standard_errors`."""
+        params, sums = state.params, statistics.values
+        if params.log_prior is not None:
+            return None
+        design = self._get_design(state.auxiliary["group_level_counts"], params)
+        gradient = np.zeros(design.n_parameters)
+        scores_of_theta = None
+        if design.scale is not None:
+            scores_of_theta = sum_theta_scores(design.center(params)[1], sums)
+        for group in range(self.n_groups):
+            level_sums = LevelSums(*(sums[name][group] for name in LevelSums._fields))
+            points = get_points(state.working, level_sums)
+            score = sum_form_gradient(self._get_items(params, group), points, level_sums)
+            if scores_of_theta is not None:
+                score = np.append(score, scores_of_theta[group])
+            gradient += differentiate_block(design, params, group).T @ score
+        free, n_free = design.forms.collect(self._stack_forms(params)), design.forms.n_free
+        gradient[:n_free] -= self.prior_precision * design.forms.n_priors * free
+        gradient[:n_free] += differentiate_log_prior(free, self._list_priors(design.forms))[0]
+        return gradient
+
+    def move_params(self, state: FitState, change: Array, weight: float) -> LatentTraitParams:
+        """Return the parameters after a step of all free ones, packed like those of SQUAREM."""
+        params = state.params
+        design = self._get_design(state.auxiliary["group_level_counts"], params)
+        n_free, places = design.forms.n_free, design.places
+        packed = self.pack_params(params)
+        moved = design.forms.matrix @ change[:n_free]
+        if self._has_trait_parameters:
+            by_place = np.append(change[: places.n_parameters], 0.0)  # -1 is what is not free
+            of_traits = by_place[places.mean].ravel(), by_place[places.root].ravel()
+            moved = np.concatenate([moved, *of_traits, change[places.n_parameters :]])
+        moved_params: LatentTraitParams
+        moved_params = self.unpack_params(params, packed + moved.reshape(packed.shape), weight)
+        return moved_params
+
     def _limit_forms(self, params: LatentTraitParams, forms: Array) -> Array:
         """Keep extrapolated forms of items with asymptotes where the model is defined."""
         if not self.has_asymptotes:
@@ -1445,7 +1506,7 @@ class LatentTrait(Model):
         the stage finds the likeliest distribution of the traits, and makes it standard again. None
         if the prior hardly moved the traits, or known items fix their scale.
         """
-        if not self.prior_precision or state.params.log_prior is not None:
+        if not self.prior_precision or state.params.log_prior is not None or state.is_on_sample:
             return None
         log_prior = np.array(self._get_log_prior(state.params))
         scaling = replace(state, params=replace(state.params, log_prior=log_prior))

@@ -140,17 +140,21 @@ def _iter_free_roots(places: NDArray[np.int64]) -> list[tuple[int, int]]:
     return list(zip(rows.tolist(), columns.tolist(), strict=True))
 
 
+def sum_theta_scores(regression: Regression, sums: Mapping[str, NDArray[Any]]) -> Array:
+    """Return the scores of Θ_g, (n_groups, p, q).
+
+    They follow from the sums `covariate_codes` and `covariate_products`.
+    """
+    p, root = len(regression.coefficients), factorize(regression.covariance)
+    theta = regression.coefficients @ np.linalg.inv(root).transpose(0, 2, 1)
+    return np.asarray(sums["covariate_codes"] - sums["covariate_products"][:, :p, :p] @ theta)
+
+
 def sum_theta_derivatives(
     places: TraitPlaces, regression: Regression, sums: Mapping[str, NDArray[Any]]
 ) -> Array:
-    """Return Σ_g Σ_jk s_gjk ∂²Θ_gjk / ∂φ ∂φᵀ, (n_parameters, n_parameters).
-
-    The scores s_g of Θ_g follow from the sums `covariate_codes` and `covariate_products`.
-    """
-    root = factorize(regression.covariance)
-    p = len(regression.coefficients)
-    theta = regression.coefficients @ np.linalg.inv(root).transpose(0, 2, 1)
-    score = sums["covariate_codes"] - sums["covariate_products"][:, :p, :p] @ theta
+    """Return Σ_g Σ_jk s_gjk ∂²Θ_gjk / ∂φ ∂φᵀ, (n_parameters, n_parameters)."""
+    root, score = factorize(regression.covariance), sum_theta_scores(regression, sums)
     (p, q), n = regression.coefficients.shape, places.n_parameters
     total = np.zeros((n + p * q, n + p * q))
     coefficients = n + np.arange(p * q).reshape(p, q)
