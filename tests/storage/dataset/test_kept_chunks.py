@@ -156,7 +156,7 @@ def test_features_are_counted_without_reading(tmp_path: Path) -> None:
     assert count(dataset.view_planes(["b"], {}, [1])) == (False, X[:, 1].sum())
     assert count(dataset, split="test") == (True, X[split["split"] == "test"].sum())
     assert count(dataset.segment_by("split")) == (True, X.sum())
-    segments = write_arrays(tmp_path / "s.zarr", X, segments=split["split"])
+    segments = write_arrays(tmp_path / "s.zarr", X, segments=split["split"].tolist())
     assert count(segments) == (True, X.sum())
     observed = (rng.random(X.shape) < 0.9).astype(np.uint8)
     missing = write_arrays(tmp_path / "m.zarr", X, observed, words_per_chunk=2)
