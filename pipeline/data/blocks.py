@@ -142,9 +142,18 @@ class BinaryBlock:
         """Return a per-row column, (n_samples,)."""
         return self.columns[name]
 
-    def take_rows(self, indices: NDArray[np.int64]) -> BinaryBlock:
+    def take_rows(self, indices: RowNumbers) -> BinaryBlock:
         """Return the rows with these indices within the block, (n_taken,)."""
-        return _take_rows(self, slice(0), indices)
+        if not isinstance(indices, range):
+            return _take_rows(self, slice(0), indices)
+        mask = self.observed_words
+        return replace(
+            self,
+            words=_cut_words(self.words, indices),
+            observed_words=None if mask is None else _cut_words(mask, indices),
+            n_samples=len(indices),
+            **_take_per_row(self, slice(indices.start, indices.stop)),
+        )
 
     def take_features(self, planes: slice, numbers: slice = slice(None)) -> BinaryBlock:
         """Return the block with some planes and some continuous features."""
@@ -449,13 +458,33 @@ def _take_per_row(
 ) -> dict[str, Any]:
     """Return everything about some rows besides their bits, by the name of the field."""
     parts = {name: getattr(source, name) for name in ("weights", "clusters", "covariates")}
-    numbers = source.row_numbers if isinstance(rows, slice) else source.rows
     return {
-        "row_numbers": numbers[rows],
+        "row_numbers": _take_numbers(source.row_numbers, rows),
         **{name: None if values is None else values[rows] for name, values in parts.items()},
         "columns": {name: values[rows] for name, values in source.columns.items()},
         "numbers": None if source.numbers is None else source.numbers[:, rows],
     }
+
+
+def _take_numbers(numbers: RowNumbers, rows: slice | NDArray[np.int64]) -> RowNumbers:
+    if not isinstance(numbers, range):
+        return numbers[rows]
+    return numbers[rows] if isinstance(rows, slice) else numbers.start + rows
+
+
+def _cut_words(words: Words, rows: range) -> Words:
+    """Return the bits of neighbouring rows; padding is 0 if it is in `words`."""
+    first, shift = divmod(rows.start, 64)
+    n_words = -(-len(rows) // 64)
+    cut = words[:, first : first + n_words]
+    if shift:
+        cut = cut >> np.uint64(shift)
+        rest = words[:, first + 1 : first + 1 + n_words]
+        cut[:, : rest.shape[1]] |= rest << np.uint64(64 - shift)
+    if n_padding := 64 * n_words - len(rows):
+        cut = cut if shift else cut.copy()
+        cut[:, -1] &= ~np.uint64(0) >> np.uint64(n_padding)
+    return cut
 
 
 def _take_words(words: Words, full_words: slice, single: NDArray[np.int64]) -> Words:

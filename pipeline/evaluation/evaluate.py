@@ -261,7 +261,7 @@ def _split_block(block: BinaryBlock) -> Iterator[BinaryBlock]:
     n_columns = block.n_features + (0 if block.numbers is None else len(block.numbers))
     size = 64 * max(1, _CELLS_AT_ONCE // (64 * n_columns))
     for start in range(0, block.n_samples, size):
-        yield block.take_rows(np.arange(start, min(start + size, block.n_samples)))
+        yield block.take_rows(range(start, min(start + size, block.n_samples)))
 
 
 class _RowScores(NamedTuple):

@@ -61,9 +61,8 @@ class RowPairJob:
 
     def __call__(self, row_range: RowRange) -> dict[str, NDArray[Any]]:
         """Compare the rows of a range with all others; return their results, and `row`."""
-        left = concatenate_blocks(
-            [b.take_rows(places) for b, places, _ in iter_range_rows(self.rows.read, row_range)]
-        )
+        own = iter_range_rows(self.rows.read, row_range)
+        left = concatenate_blocks([block for block, _ in own])
         results: Arrays | None = None
         for key in range(self.others.n_chunks):
             check_cancelled()

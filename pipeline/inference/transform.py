@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import BinaryBlock, PackedChunk, RowSource
+from pipeline.data.blocks import BinaryBlock, PackedChunk, RowNumbers, RowSource
 from pipeline.data.features import Feature, find_continuous, join_levels, sum_planes
 from pipeline.data.level_probabilities import (
     count_levels,
@@ -120,12 +120,13 @@ class TransformTask:
             fill_places(codes, row_range, places, stored)
         return codes
 
-    def _iter_blocks(self, row_range: RowRange) -> Iterator[tuple[BinaryBlock, NDArray[np.int64]]]:
+    def _iter_blocks(self, row_range: RowRange) -> Iterator[tuple[BinaryBlock, RowNumbers]]:
         """Yield the rows of a range in small blocks, and their places in the range."""
-        for block, rows, places in iter_range_rows(self.read, row_range):
+        for block, places in iter_range_rows(self.read, row_range):
             segment = int(self.segments[block.segment])
-            for part in iter_portions(len(rows), block.n_features):
-                yield replace(block.take_rows(rows[part]), segment=segment), places[part]
+            for part in iter_portions(block.n_samples, block.n_features):
+                rows = block.take_rows(range(block.n_samples)[part])
+                yield replace(rows, segment=segment), places[part]
 
 
 def transform_rows(

@@ -6,14 +6,24 @@ the results.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import BinaryBlock, PackedChunk, RowSource, iter_blocks
+from pipeline.data.blocks import (
+    AnnotatedChunk,
+    BinaryBlock,
+    PackedChunk,
+    RowNumbers,
+    RowSource,
+    annotate_chunk,
+    iter_blocks,
+)
 from pipeline.executors.base import Executor
 
 ROW = "row"
@@ -36,18 +46,6 @@ class RowRange(NamedTuple):
     # The chunks that hold them: key, and position of the first row.
     chunks: tuple[tuple[int, int], ...]
     checksums: Sequence[int] | None = None  # checksums of the range if an earlier run wrote it
-
-
-class RangeBlockRows(NamedTuple):
-    """The rows of a range that lie in one block.
-
-    `indices` are their indices within the block, and `places` their positions within the range,
-    (n_rows,) each.
-    """
-
-    block: BinaryBlock
-    indices: NDArray[np.int64]
-    places: NDArray[np.int64]
 
 
 class RangeStore(Protocol):
@@ -123,32 +121,53 @@ def count_split_rows(read: Callable[[int], PackedChunk], key: int) -> int:
 
 def iter_range_rows(
     read: Callable[[int], PackedChunk], row_range: RowRange
-) -> Iterator[RangeBlockRows]:
-    """Yield the rows of a range, block by block."""
+) -> Iterator[tuple[BinaryBlock, RowNumbers]]:
+    """Yield the rows of a range, block by block, and their places within the range."""
     for key, first in row_range.chunks:
-        blocks = [block for block in iter_blocks(read(key)) if block.n_samples]
-        for block, places in zip(blocks, _compute_places(blocks, first), strict=True):
-            indices = np.flatnonzero((places >= row_range.start) & (places < row_range.stop))
-            yield RangeBlockRows(block, indices, places[indices] - row_range.start)
+        chunk = annotate_chunk(read(key))
+        start, stop = max(row_range.start - first, 0), row_range.stop - first
+        indices, positions = _find_rows(chunk, start, stop)
+        last = 0
+        for block in iter_blocks(replace(chunk, keep=None)):
+            first_index, last = last, last + block.n_samples
+            own = slice(bisect_left(indices, first_index), bisect_left(indices, last))
+            if own.start < own.stop:
+                rows = block.take_rows(_shift(indices[own], -first_index))
+                yield rows, _shift(positions[own], first - row_range.start)
+
+
+def _shift(numbers: RowNumbers, offset: int) -> RowNumbers:
+    if isinstance(numbers, range):
+        return range(numbers.start + offset, numbers.stop + offset)
+    return numbers + offset
+
+
+def _find_rows(chunk: AnnotatedChunk, start: int, stop: int) -> tuple[RowNumbers, RowNumbers]:
+    """Find the rows at some positions among those of the split in original order.
+
+    Returns their indices in stored order, sorted, and the position of each.
+    """
+    if isinstance(chunk.row_numbers, range):  # in original order
+        kept = range(len(chunk.row_numbers)) if chunk.keep is None else np.flatnonzero(chunk.keep)
+        return kept[start:stop], range(len(kept))[start:stop]
+    is_own = np.ones(len(chunk.rows), np.bool_) if chunk.keep is None else chunk.keep
+    positions = chunk.rows - chunk.rows.min()
+    if not is_own.all() or positions.max() >= len(positions):
+        present = np.zeros(int(positions.max()) + 1, np.bool_)
+        present[positions[is_own]] = True
+        positions = np.cumsum(present)[positions] - 1
+    own = np.flatnonzero(is_own & (positions >= start) & (positions < stop))
+    return own, positions[own]
 
 
 def fill_places(
-    arrays: dict[str, NDArray[Any]], row_range: RowRange, places: NDArray[np.int64], part: Arrays
+    arrays: dict[str, NDArray[Any]], row_range: RowRange, places: RowNumbers, part: Arrays
 ) -> None:
     """Copy the results of some rows to their places in the arrays of a range."""
+    index = slice(places.start, places.stop) if isinstance(places, range) else places
     for name, values in part.items():
         if name not in arrays:
             arrays[name] = np.empty(
                 (row_range.stop - row_range.start, *values.shape[1:]), values.dtype
             )
-        arrays[name][places] = values
-
-
-def _compute_places(blocks: Sequence[BinaryBlock], first: int) -> list[NDArray[np.int64]]:
-    """Return the positions of the rows of a chunk, block by block; the first row is at `first`."""
-    rows = np.concatenate([block.rows for block in blocks])
-    offsets = rows - rows.min()
-    present = np.zeros(int(offsets.max()) + 1, np.bool_)
-    present[offsets] = True
-    places = first - 1 + np.cumsum(present)[offsets]
-    return np.split(places, np.cumsum([block.n_samples for block in blocks])[:-1])
+        arrays[name][index] = values

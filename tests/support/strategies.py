@@ -85,7 +85,7 @@ class StrategyChunk:
     words: Words
     observed: Words | None
     blocks: NDArray[np.int64]
-    row_numbers: NDArray[np.int64]
+    row_numbers: NDArray[np.int64] | range
     columns: Mapping[str, NDArray[Any]]
     keep: NDArray[np.bool_] | None
     numbers: NDArray[np.float32] | None = None
@@ -140,7 +140,7 @@ def _make_chunk(data: DenseData, first_row: int) -> StrategyChunk:
         if masked
         else None,
         blocks.reshape(-1, 3),
-        first_row + order,
+        range(first_row, first_row + len(order)) if len(parts) == 1 else first_row + order,
         {
             "position": first_row + order,
             "label": _label_rows(data)[order],

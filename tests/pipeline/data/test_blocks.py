@@ -51,6 +51,20 @@ def test_joined_blocks_are_all_rows_in_original_order(data: DenseData, draw: st.
     np.testing.assert_array_equal(np.ones_like(expected) if mask is None else mask, expected)
 
 
+@given(tables(), st.data())
+def test_neighbouring_rows_are_those_with_their_indices(
+    data: DenseData, draw: st.DataObject
+) -> None:
+    for block in make_memory_blocks(data):
+        start, stop = sorted(draw.draw(st.integers(0, block.n_samples)) for _ in range(2))
+        rows, expected = (block.take_rows(f(start, stop)) for f in (range, np.arange))
+        for name, values in vars(expected).items():
+            if name not in ("columns", "row_numbers"):
+                np.testing.assert_array_equal(getattr(rows, name), values, err_msg=name)
+        np.testing.assert_array_equal(rows.rows, expected.rows, strict=True)
+        np.testing.assert_array_equal(rows.column("position"), expected.column("position"))
+
+
 @given(tables())
 def test_a_packed_matrix_is_the_block_of_its_rows(data: DenseData) -> None:
     block = pack_block(data.X, data.observed, segment=2, first_row=10)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -60,9 +60,13 @@ def drawn() -> DenseData:
 
 
 @pytest.mark.parametrize("size", [1, 64, 130, 500])
-def test_rows_come_in_their_original_order(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("n_segments", [1, 3])
+def test_rows_come_in_their_original_order(
+    size: int, n_segments: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pipeline.inference.transform._CELLS_AT_ONCE", 5)  # portions of 64 rows
     data, sizes = drawn(), [200, 130, 170]
+    data = replace(data, segments=data.labels % n_segments)
     work = transform(Plain(), data, sizes)
     parts = [work(run) for run in split_into_ranges(sizes, size)]
     codes = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -72,6 +76,18 @@ def test_rows_come_in_their_original_order(size: int, monkeypatch: pytest.Monkey
     np.testing.assert_array_equal(codes["mean"][:, 0], np.arange(500))
     np.testing.assert_allclose(codes["mean"][:, 1], data.X.mean(axis=1), rtol=1e-6)
     np.testing.assert_array_equal(codes["segment"], np.array([7, -1, 5])[data.segments])
+
+
+@pytest.mark.parametrize("n_segments", [1, 3])
+def test_rows_of_a_split_come_in_their_original_order(n_segments: int) -> None:
+    keep = np.random.default_rng(1).random(500) < 0.4
+    keep[200:330] = False  # a whole chunk
+    data = replace(drawn(), keep=keep)
+    data, sizes = replace(data, segments=data.labels % n_segments), [200, 130, 170]
+    work = transform(Plain(), data, sizes)
+    runs = split_into_ranges([int(part.sum()) for part in np.split(keep, [200, 330])], 64)
+    codes = np.concatenate([work(run)["row"] for run in runs])
+    np.testing.assert_array_equal(codes, np.flatnonzero(keep))
 
 
 def test_codes_that_are_not_finite_are_refused_by_row() -> None:
