@@ -86,9 +86,10 @@ from pipeline.models.trees.feature_tree import (
 )
 from pipeline.models.trees.pair_counts import (
     add_edge_tables,
-    add_weighted_pairs,
+    add_expected_pairs,
     count_level_pairs,
     drop_negligible,
+    symmetrize,
     with_margins,
 )
 from pipeline.models.trees.tree_starts import (
@@ -97,8 +98,11 @@ from pipeline.models.trees.tree_starts import (
     draw_components,
     find_start_tree,
 )
+from pipeline.numerics.bits.kernels import split_into_bit_planes
+from pipeline.numerics.bits.weighted_pairs import ROWS_AT_ONCE, add_weighted_pairs
 from pipeline.numerics.trees.binary_rows import (
     compute_complete_log_likelihoods,
+    count_edges,
     make_log_polynomials,
 )
 from pipeline.numerics.trees.dependence import (
@@ -127,7 +131,7 @@ from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, count_rows_by_level, warn_about_levels
 from pipeline.statistics.sums import Sums
 
-_BATCH_WORDS = 64  # rows whose indicators are in memory at once: 4,096
+_BATCH_WORDS = ROWS_AT_ONCE // 64  # rows whose levels are in memory at once
 _IMPOSSIBLE = "The tables of the trees give a row the probability 0. Fit again."
 _SHORT_PASSES = 20  # of the features as independent, before the first trees
 _TREE_STARTS = 3  # starts from trees for each start from independent features
@@ -262,8 +266,8 @@ class TreeMixture(Mixture):
             return n_threads * estimate_strip_memory(MIN_STRIP_HEIGHT, n_features, self.cell_bytes)
         n_trees = self.n_components or self.max_held_out_components
         n_trees *= self._count_tree_starts(n_features, n_trees)
-        # With missing values, a task has ten squares besides its counts: see `fill_expectations`.
-        return 8 * n_features**2 * (n_trees * (n_threads + 2) + 10 * n_threads + 16)
+        # With missing values, a task has six squares besides its counts: see `add_missing_pairs`.
+        return 8 * n_features**2 * (n_trees * (n_threads + 2) + 6 * n_threads + 16)
 
     def estimate_work(
         self, params: TreeMixtureParams, working: Arrays, n_features: int, n_rows: int
@@ -271,7 +275,7 @@ class TreeMixture(Mixture):
         """Return the work of the E-step, and of counting pairs or edges."""
         n_trees, finds_trees = len(params.weights), bool(working["finds_trees"])
         n_pairs = n_trees * n_features * (n_features if finds_trees else 4)
-        pair_time = 0.02 * n_features if finds_trees else 0.0
+        pair_time = 0.008 * n_features if finds_trees else 0.0
         nanoseconds = n_features * (2 + n_trees * (1.0 + pair_time))
         return WorkEstimate(float(working.get("sample", 1.0)) * nanoseconds, 8 * n_pairs)
 
@@ -472,7 +476,7 @@ class TreeMixture(Mixture):
             start = int(state.auxiliary["tree_start"])
             found = self._find_start_trees(old, values["observed_pairs"], start, noise, rng)
         elif "pairs" in values:
-            found = self._find_trees(old, values["pairs"], noise, rng)
+            found = self._find_trees(old, values, noise, rng)
         else:
             found = [
                 (parents, normalize_tables(own + self.smoothing * independent))
@@ -532,14 +536,14 @@ class TreeMixture(Mixture):
         return [find_start_tree(own, pseudo_rows, sizes, start, noise, rng) for own in groups]
 
     def _find_trees(
-        self, params: TreeMixtureParams, pairs: Array, noise: float, rng: np.random.Generator
+        self, params: TreeMixtureParams, values: Arrays, noise: float, rng: np.random.Generator
     ) -> list[tuple[Counts, Array]]:
         """Return the parents and tables of each component, given its sums of products of planes."""
         sizes, found = params.levels_per_feature, []
         pseudo_rows = self.smoothing * params.compute_independent_pairs()
         firsts = np.cumsum(sizes) - sizes
-        for products in pairs:
-            counts = count_level_pairs(products, sizes) + pseudo_rows
+        for products, mass in zip(values["pairs"], values["mass"], strict=True):
+            counts = count_level_pairs(products, mass, sizes) + pseudo_rows
             n_rows = counts.diagonal()[: sizes[0]].sum()  # all pairs have as many
             weights = sum_information(counts, sizes, sizes) / n_rows
             if noise > 0:
@@ -706,16 +710,18 @@ def _run_e_step(
     Components are drawn from the posterior at the beginning of some starts, whose first pass counts
     pairs of observed values only.
     """
+    if len(params.weights) == 1 and block.observed_words is None:
+        return _count_single_tree(params, bool(working["finds_trees"]), block)
     total, n_levels = 0.0, params.levels_per_feature
     counts_observed = bool(working.get("counts_observed", False))
     draws = bool(working.get("draws", False)) and len(params.weights) > 1
     if counts_observed:
         name, sizes = "observed_pairs", (n_levels.sum(), n_levels.sum())
     elif working["finds_trees"]:
-        name, sizes = "pairs", (1 + block.n_features, 1 + block.n_features)
+        name, sizes = "pairs", (block.n_features, block.n_features)
     else:
         name, sizes = "tables", params.tables.shape[1:]
-    count = add_weighted_pairs if name == "pairs" else add_edge_tables
+    count = add_expected_pairs if name == "pairs" else add_edge_tables
     counts, mass = np.zeros((len(params.weights), *sizes)), np.zeros(len(params.weights))
     for part in iter_word_ranges(block, _BATCH_WORDS):
         posterior, nats = compute_posterior(params, part)
@@ -726,9 +732,9 @@ def _run_e_step(
             share = _GROUPED_SHARE if counts_observed else 1.0
             posterior = draw_components(levels, n_levels, posterior, rng, share)
         weights = drop_negligible(posterior)
-        if part.row_weights is not None:
-            weights *= part.row_weights[:, None]
-            nats = nats * part.row_weights
+        if part.weights is not None:
+            weights *= part.weights[:, None]
+            nats = nats * part.weights
         total += float(nats.sum())
         mass += weights.sum(axis=0)
         if counts_observed and levels is not None:
@@ -739,5 +745,26 @@ def _run_e_step(
         else:
             orders = params.orders
         count(part, levels, weights, params.parents, orders, params.tables, n_levels, counts)
-    values = {name: counts, "mass": mass, "empty_rows": np.array(block.count_unobserved_rows())}
+    if name == "pairs":
+        symmetrize(counts)
+    unit, empty_rows = block.weight_unit, np.array(block.count_unobserved_rows())
+    values = {name: unit * counts, "mass": unit * mass, "empty_rows": empty_rows}
+    return Sums.from_block(block, unit * total, values)
+
+
+def _count_single_tree(params: TreeMixtureParams, finds_trees: bool, block: BinaryBlock) -> Sums:
+    """Count complete rows for a single tree, whose log-likelihood follows from the counts."""
+    weights = np.ones(block.n_samples, np.int64) if block.weights is None else block.weights
+    n_levels, unit = params.levels_per_feature, block.weight_unit
+    planes = split_into_bit_planes(weights)
+    tables = unit * count_edges(block.words, planes, params.parents[0], n_levels)
+    total = float(scipy.special.xlogy(tables, params.tables[0]).sum())
+    values = {"mass": np.array([block.weight]), "empty_rows": np.array(0)}
+    if finds_trees:
+        products = np.zeros((1, block.n_features, block.n_features))
+        add_weighted_pairs(block.words, weights[:, None].astype(np.float64), products)
+        symmetrize(products)
+        values["pairs"] = unit * products
+    else:
+        values["tables"] = tables[None]
     return Sums.from_block(block, total, values)

@@ -14,6 +14,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from pipeline.numerics.intrinsics import popcount
 from pipeline.numerics.trees.spanning_tree import ROOT
 
 Array = NDArray[np.float64]
@@ -117,6 +118,42 @@ def sum_complete_tables(words: Words, weights: Array, parents: Indices) -> Array
     return tables
 
 
+def count_edges(words: Words, planes: Words, parents: Indices, n_levels: Indices) -> Indices:
+    """Count complete rows by the level of each feature and of its parent in a single tree.
+
+    Parameters
+    ----------
+    words
+        Packed bits of the rows, (n_planes, n_words), of features that may have several levels.
+    planes
+        Weights of the rows in bit planes, (n_bits, n_words).
+    parents, n_levels
+        Parent and number of levels of each feature, (n_features,).
+
+    Returns
+    -------
+    ndarray
+        (n_features, n_levels, n_levels), as for `sum_complete_tables`.
+    """
+    steps = np.arange(1, n_levels.max())
+    has_plane = steps < n_levels[:, None]
+    own = np.where(has_plane, (np.cumsum(n_levels - 1) - n_levels)[:, None] + steps, -1)
+    above = np.where((parents == ROOT)[:, None], -1, own[parents])
+    # Rows that reach a level of the parent and a level of the feature; all reach the lowest.
+    reached = np.zeros((len(parents), len(steps) + 2, len(steps) + 2), np.int64)
+    bits = np.bitwise_count(planes).sum(axis=1, dtype=np.int64)
+    reached[:, 0, 0] = bits @ (1 << np.arange(len(planes)))
+    pairs = ((reached[:, 0, 1:-1], own, own), (reached[:, 1:-1, 0], above, above))
+    for counts, left, right in (*pairs, (reached[:, 1:-1, 1:-1], above[:, :, None], own[:, None])):
+        left, right = np.broadcast_arrays(left, right)
+        exists = (left >= 0) & (right >= 0)
+        found = np.zeros(np.count_nonzero(exists), np.int64)
+        _count_pairs(np.ascontiguousarray(words), planes, left[exists], right[exists], found)
+        counts[exists] = found
+    tables: Indices = np.diff(np.diff(reached, axis=1), axis=2)
+    return tables
+
+
 def _iter_bits(words: Words, n_samples: int) -> Iterator[tuple[slice, Array]]:
     """Yield ranges of rows with their bits as numbers, (n_features, n_rows).
 
@@ -171,3 +208,17 @@ def _add_products(bits: Array, weights: Array, parents: Indices, sums: Array) ->
                     row = active[place]
                     total += own_weights[row] * own[row] * above[row]
             sums[k, i] += total
+
+
+@_kernel
+def _count_pairs(
+    words: Words, planes: Words, left: Indices, right: Indices, counts: Indices
+) -> None:
+    """Add the weights of the rows with both features of each pair."""
+    for pair in range(len(counts)):
+        a, b = words[left[pair]], words[right[pair]]
+        for shift in range(len(planes)):
+            plane, ones = planes[shift], np.uint64(0)
+            for w in range(len(plane)):
+                ones += popcount(a[w] & b[w] & plane[w])
+            counts[pair] += np.int64(ones) << shift

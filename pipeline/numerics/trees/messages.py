@@ -134,33 +134,33 @@ def _pass_up(
 
 
 @_kernel
-def fill_expectations(
+def add_missing_pairs(
     levels: Levels,
+    values: Levels,
     parents: Indices,
     order: Indices,
     tables: Array,
     shares: Array,
     firsts: Indices,
-    expected: Array,
-    joint: Array,
+    sums: Array,
 ) -> None:
-    """Fill in the expected indicators of levels, and add what pairs of missing values share.
+    """Add what missing values add to the expected products of all pairs of planes.
 
     Parameters
     ----------
     levels
         (n_samples, n_features), as for `fill_log_likelihoods`.
+    values
+        Planes of the rows, 0 where missing, (n_samples, n_planes).
     parents, order, tables
         A single tree.
     shares
         Weight of each row, (n_samples,).
     firsts
         Column of the first level of each feature, and the number of columns, (n_features + 1,).
-    expected
-        To be filled with P(x_i = a | observed values), (n_samples, n_columns).
-    joint
-        To which the posterior covariances of the indicators of i ≠ j, summed over rows times
-        `shares`, are added, (n_columns, n_columns).
+    sums
+        To which products are added at either [p, q] or [q, p], or a part of them at each, and once
+        at [p, p], (n_planes, n_planes). Those of planes of the same feature are not added.
     """
     n_features = len(parents)
     n_levels = tables.shape[1]
@@ -168,17 +168,22 @@ def fill_expectations(
     evidence = np.empty((n_features, n_levels))
     given_parent = np.empty((n_features, n_levels, n_levels))
     missing = np.empty(n_features, np.int64)
+    places = np.empty(n_features, np.int64)  # of missing features among them
     tops = np.empty(n_features, np.int64)
-    pairs = np.empty((n_features, n_features, n_levels, n_levels))
+    marginals, reached = np.empty((2, firsts[-1]))
+    planes = np.empty(values.shape[1])
+    most = 0
     for row in range(len(levels)):
-        own = levels[row]
-        marginals = expected[row]
-        marginals[:] = 0.0
         n_missing = 0
         for i in range(n_features):
-            if own[i] != MISSING:
-                marginals[firsts[i] + own[i]] = 1.0
+            n_missing += levels[row, i] == MISSING
+        most = max(most, n_missing)
+    pairs = np.empty((most, most, n_levels, n_levels))
+    for row in range(len(levels)):
+        own, share, n_missing = levels[row], shares[row], 0
         _pass_up(own, parents, order, tables, logs, evidence)
+        for plane in range(len(planes)):
+            planes[plane] = values[row, plane]
         for place in range(n_features):
             i = order[place]
             if own[i] != MISSING:
@@ -186,14 +191,34 @@ def fill_expectations(
             parent = parents[i]
             is_top = parent == ROOT or own[parent] != MISSING
             tops[i] = i if is_top else tops[parent]
+            missing[n_missing] = i
+            places[i] = n_missing
+            marginals[firsts[i] : firsts[i + 1]] = 0.0
             _pass_down(own, i, parent, is_top, tables, evidence, given_parent, firsts, marginals)
+            total = 0.0
+            for column in range(firsts[i + 1] - 1, firsts[i], -1):
+                total += marginals[column]
+                reached[column] = total
+                planes[column - i - 1] = total / 2
             # Features before i in the order are not below i: given its parent, independent of it.
             for other in range(n_missing):
                 j = missing[other]
-                if tops[j] == tops[i]:
-                    _join(i, j, parent, given_parent, firsts, marginals, pairs, shares[row], joint)
-            missing[n_missing] = i
+                if tops[j] != tops[i]:
+                    continue
+                above = pairs[other, places[parent]]
+                _join(i, j, parent, given_parent, firsts, marginals, above, pairs[other, n_missing])
+                _transpose(pairs[other, n_missing], pairs[n_missing, other])
+                _add_covariance(i, j, pairs[other, n_missing], firsts, reached, share, sums)
             n_missing += 1
+        # Half of the product of two expectations is added at [p, q], half at [q, p].
+        for place in range(n_missing):
+            i = missing[place]
+            for column in range(firsts[i] + 1, firsts[i + 1]):
+                plane, factor = column - i - 1, share * reached[column]
+                products = sums[plane]
+                for other in range(len(planes)):
+                    products[other] += factor * planes[other]
+                products[plane] += factor - factor * planes[plane]
 
 
 @_kernel
@@ -211,7 +236,7 @@ def add_expected_tables(
     Parameters
     ----------
     levels, parents, order, tables, shares, firsts
-        As for `fill_expectations`.
+        As for `add_missing_pairs`.
     sums
         To which P(x_parent = b, x_i = a | observed values), summed over rows times `shares`, are
         added at [i, b, a], (n_features, n_levels, n_levels); at b = 0 for roots.
@@ -295,26 +320,41 @@ def _join(
     given_parent: Array,
     firsts: Indices,
     marginals: Array,
-    pairs: Array,
-    share: float,
+    above: Array,
     joint: Array,
 ) -> None:
-    """Fill in P(x_j, x_i | observed values), and add what it has beyond the product of both."""
-    n_own, n_other = firsts[i + 1] - firsts[i], firsts[j + 1] - firsts[j]
+    """Fill in P(x_j, x_i | observed values), given P(x_j, x_parent | observed values)."""
     n_above = firsts[parent + 1] - firsts[parent]
-    for c in range(n_other):
-        for a in range(n_own):
+    for c in range(firsts[j + 1] - firsts[j]):
+        for a in range(firsts[i + 1] - firsts[i]):
             if j == parent:
-                value = marginals[firsts[j] + c] * given_parent[i, c, a]
-            else:
-                value = 0.0
-                for b in range(n_above):
-                    value += pairs[j, parent, c, b] * given_parent[i, b, a]
-            pairs[j, i, c, a] = value
-            pairs[i, j, a, c] = value
-            excess = share * (value - marginals[firsts[j] + c] * marginals[firsts[i] + a])
-            joint[firsts[j] + c, firsts[i] + a] += excess
-            joint[firsts[i] + a, firsts[j] + c] += excess
+                joint[c, a] = marginals[firsts[j] + c] * given_parent[i, c, a]
+                continue
+            joint[c, a] = 0.0
+            for b in range(n_above):
+                joint[c, a] += above[c, b] * given_parent[i, b, a]
+
+
+@_kernel
+def _transpose(table: Array, transposed: Array) -> None:
+    for a in range(len(table)):
+        for b in range(len(table)):
+            transposed[b, a] = table[a, b]
+
+
+@_kernel
+def _add_covariance(
+    i: int, j: int, joint: Array, firsts: Indices, reached: Array, share: float, sums: Array
+) -> None:
+    """Add the covariances of the planes of two missing features, given P(x_j, x_i)."""
+    for c in range(1, firsts[j + 1] - firsts[j]):
+        for a in range(1, firsts[i + 1] - firsts[i]):
+            both = 0.0
+            for d in range(c, firsts[j + 1] - firsts[j]):
+                for b in range(a, firsts[i + 1] - firsts[i]):
+                    both += joint[d, b]
+            excess = both - reached[firsts[j] + c] * reached[firsts[i] + a]
+            sums[firsts[j] + c - j - 1, firsts[i] + a - i - 1] += share * excess
 
 
 @_kernel

@@ -26,9 +26,10 @@ from pipeline.models.trees import feature_tree, tree_mixture
 from pipeline.models.trees.feature_tree import find_edges
 from pipeline.models.trees.pair_counts import (
     add_edge_tables,
-    add_weighted_pairs,
+    add_expected_pairs,
     count_level_pairs,
     drop_negligible,
+    symmetrize,
 )
 from pipeline.models.trees.tree_mixture import TreeMixture, TreeMixtureParams
 from pipeline.models.trees.tree_starts import draw_components
@@ -215,8 +216,8 @@ def test_expected_counts_of_pairs_are_those_of_enumeration(sizes: tuple[int, ...
     indicators = np.zeros((len(table.rows), firsts[-1]))
     indicators[np.arange(len(table.rows))[:, None], firsts[:-1] + table.rows] = 1.0
     weights = np.random.default_rng(2).uniform(0, 2, (len(levels), 2))
-    products = np.zeros((2, 1 + sum(n_levels - 1), 1 + sum(n_levels - 1)))
-    add_weighted_pairs(
+    products = np.zeros((2, sum(n_levels - 1), sum(n_levels - 1)))
+    add_expected_pairs(
         make_data(levels, sizes, seen).pack(),
         np.where(seen, levels, np.uint8(MISSING)),
         weights,
@@ -226,6 +227,7 @@ def test_expected_counts_of_pairs_are_those_of_enumeration(sizes: tuple[int, ...
         n_levels,
         products,
     )
+    symmetrize(products)
     for k in range(2):
         expected = np.zeros((firsts[-1], firsts[-1]))
         for n in range(len(levels)):
@@ -233,8 +235,8 @@ def test_expected_counts_of_pairs_are_those_of_enumeration(sizes: tuple[int, ...
             shares = table.joint[is_alike, k] / table.joint[is_alike, k].sum()
             own = indicators[is_alike]
             expected += weights[n, k] * (own * shares[:, None]).T @ own
-        assert products[k, 0, 0] == pytest.approx(weights[:, k].sum())
-        np.testing.assert_allclose(count_level_pairs(products[k], n_levels), expected, atol=1e-12)
+        counts = count_level_pairs(products[k], weights[:, k].sum(), n_levels)
+        np.testing.assert_allclose(counts, expected, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -254,13 +256,14 @@ def test_tables_of_edges_are_those_of_counts_of_pairs(
     known = None if is_complete else np.where(seen, levels, np.uint8(MISSING))
     orders = None if is_complete else params.orders
     arguments = (block, known, weights, params.parents, orders, params.tables, n_levels)
-    products = np.zeros((3, 1 + block.n_features, 1 + block.n_features))
+    products = np.zeros((3, block.n_features, block.n_features))
     found = np.zeros(params.tables.shape)
-    add_weighted_pairs(*arguments, products)
+    add_expected_pairs(*arguments, products)
+    symmetrize(products)
     add_edge_tables(*arguments, found)
     firsts = np.cumsum(n_levels) - n_levels
     for k in range(3):
-        counts = count_level_pairs(products[k], n_levels)
+        counts = count_level_pairs(products[k], weights[:, k].sum(), n_levels)
         expected = gather_tables(counts, firsts, n_levels, params.parents[k])
         np.testing.assert_allclose(found[k], expected, atol=1e-10)
 
