@@ -11,6 +11,7 @@ _MARKS = ",:<="
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 _PIECE = re.compile(rf"\s*{_QUOTED.pattern}\s*(?=[{_MARKS}]|$)|[^{_MARKS}]*")
 """A quoted name or value, or text up to the next mark; other quotes are part of the text."""
+_INTEGER = re.compile("0|-?[1-9][0-9]{0,18}")
 
 
 def quote(text: str) -> str:
@@ -84,3 +85,10 @@ def parse_float(text: str) -> float | None:
         return float(word)
     except ValueError:
         return None
+
+
+def parse_integer(text: str) -> int | None:
+    """Parse an integer of 64 bits as Python writes it; return None for anything else."""
+    if not _INTEGER.fullmatch(text) or not -(2**63) < int(text) < 2**63:
+        return None
+    return int(text)

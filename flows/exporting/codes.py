@@ -231,7 +231,7 @@ class RowLabelReader:
 
 def _make_page_reader(levels: Levels) -> Callable[[int], pa.Array]:
     return lru_cache(_MAX_CACHED_PAGES)(
-        lambda page: _replace_empty(pa.array(levels.read_page(page), pa.string()))
+        lambda page: _replace_empty(levels.read_encoded_page(page).cast(pa.string()))
     )
 
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zarr
@@ -30,9 +30,13 @@ from storage.format.schema import (
 from storage.quoting import parse_float
 from storage.stores.locations import AnyPath, checksum
 
+if TYPE_CHECKING:
+    import pyarrow
+
 PAGE_TEXTS = 1 << 16
 """Number of texts on a full page."""
 _MAX_CODES = (1 << 31) - 1
+_MIN_SEARCHED_TEXTS = 1 << 20
 
 Codebook = defaultdict[str, int]
 """Codes of texts; looking up a new text adds it."""
@@ -150,6 +154,25 @@ class Levels:
             texts[on_page] = np.array(self.read_page(int(page)), object)[places[on_page]]
         return texts
 
+    def find(self, texts: pyarrow.Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return all codes of these texts, and the place of each code's text among them.
+
+        So many pages are read at once that searching them takes longer than preparing the search.
+        """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        codes, places = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        n_pages, n_before = 1 + max(len(texts), _MIN_SEARCHED_TEXTS) // PAGE_TEXTS, 0
+        for first in range(0, len(self.pages), n_pages):
+            pages = range(first, min(first + n_pages, len(self.pages)))
+            own = pa.concat_arrays([self.read_encoded_page(page) for page in pages])
+            found = pc.index_in(own, value_set=texts.cast(pa.binary()))
+            codes.append(n_before + np.flatnonzero(found.is_valid().to_numpy(zero_copy_only=False)))
+            places.append(found.drop_null().to_numpy().astype(np.int64))
+            n_before += len(own)
+        return np.concatenate(codes), np.concatenate(places)
+
     def parse_numbers(self, codes: NDArray[Any]) -> NDArray[np.float64]:
         """Return the number that each code's text states, (n,); NaN if the text is empty."""
         distinct, places = np.unique(codes, return_inverse=True)
@@ -173,14 +196,31 @@ class Levels:
 
     def read_page(self, page: int) -> list[str]:
         """Read a page, -1 for the last; raise `DataError` if it is missing or damaged."""
-        page %= len(self.pages)
-        n_before, start, _ = self.pages[page - 1] if page else (0, 0, 0)
-        n_after, stop, recorded = self.pages[page]
-        levels = self._read(start, stop, recorded)
+        lines, n_texts = self._read_lines(page)
+        try:
+            levels: list[Any] = json.loads(b"[" + lines.tobytes()[:-1].replace(b"\n", b",") + b"]")
+        except (ValueError, RecursionError):
+            raise self._make_damage_error() from None
         are_texts = {*map(type, levels)} <= {str}
-        if not are_texts or not len(levels) == len({*levels}) == n_after - n_before:
+        if not are_texts or not len(levels) == len({*levels}) == n_texts:
             raise self._make_damage_error()
         return levels
+
+    def read_encoded_page(self, page: int) -> pyarrow.Array:
+        """Read the texts of a page, encoded in UTF-8, without an object for each."""
+        import pyarrow as pa
+
+        lines, n_texts = self._read_lines(page)
+        ends, marks = np.flatnonzero(lines == ord("\n")), np.flatnonzero(lines == ord('"'))
+        expected = np.column_stack([np.append(0, ends[:-1] + 1), ends - 1]).ravel()
+        is_plain = len(ends) == n_texts and np.array_equal(marks, expected)
+        if not is_plain or (lines == ord("\\")).any():
+            texts = (text.encode("utf-8", "surrogatepass") for text in self.read_page(page))
+            return pa.array([*texts], pa.binary())
+        lengths = np.diff(ends, prepend=-1) - 3  # without quotes and the end of the line
+        offsets = np.append(0, np.cumsum(lengths)).astype(np.int32)
+        buffers = offsets, np.delete(lines, np.concatenate([ends, marks]))
+        return pa.Array.from_buffers(pa.binary(), n_texts, [None, *map(pa.py_buffer, buffers)])
 
     def truncate(self, group: zarr.Group) -> None:
         """Delete what an interrupted append left behind, given a writable group."""
@@ -189,7 +229,11 @@ class Levels:
             array: Any = group[path]
             array.resize((self.pages[-1][1],))
 
-    def _read(self, start: int, stop: int, recorded: int) -> list[Any]:
+    def _read_lines(self, page: int) -> tuple[NDArray[np.uint8], int]:
+        """Read and check the bytes of a page, and return the number of texts."""
+        page %= len(self.pages)
+        n_before, start, _ = self.pages[page - 1] if page else (0, 0, 0)
+        n_after, stop, recorded = self.pages[page]
         try:
             array = open_checked_array(self.group, format_array_path(f"levels/{self.name}"))
             if array.chunks != (MIN_CHUNK_BYTES,):
@@ -201,11 +245,7 @@ class Levels:
             raise make_damaged_dataset_error(self.folder, error) from error
         if checksum(lines) != recorded:
             raise self._make_damage_error()
-        try:
-            levels: list[Any] = json.loads(b"[" + lines.tobytes()[:-1].replace(b"\n", b",") + b"]")
-        except (ValueError, RecursionError):
-            raise self._make_damage_error() from None
-        return levels
+        return lines, n_after - n_before
 
     def _make_damage_error(self) -> DataError:
         return DataError(

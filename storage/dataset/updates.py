@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,23 +11,27 @@ from numpy.typing import NDArray
 from storage.dataset.chunks import Words, pack_rows
 from storage.dataset.dataset import BinaryDataset
 from storage.dataset.feature_levels import Planes
-from storage.dataset.levels import Levels
 from storage.errors import DataError
+from storage.quoting import parse_integer
+
+if TYPE_CHECKING:
+    import pyarrow
 
 Ints = NDArray[np.int64]
 
 
-def find_rows(dataset: BinaryDataset, names: Mapping[str, NDArray[Any]]) -> Ints:
-    """Find the rows with the given texts in per-row columns.
+def find_rows(dataset: BinaryDataset, names: pyarrow.Table) -> Ints:
+    """Find the rows with the given names in per-row columns.
 
-    Memory holds the searched texts and one chunk of the columns.
+    Memory holds some numbers per searched row and one chunk of the columns.
 
     Parameters
     ----------
     dataset
-        The dataset. Rows are not found by columns of numbers, nor by columns that it does not have.
+        The dataset. Rows are not found by columns of fractions, nor by columns that it does not
+        have.
     names
-        Searched texts by column, (n,) each.
+        Searched names: integers or texts in each column. All rows differ.
 
     Returns
     -------
@@ -37,51 +41,91 @@ def find_rows(dataset: BinaryDataset, names: Mapping[str, NDArray[Any]]) -> Ints
     Raises
     ------
     DataError
-        If two rows of the dataset have the same searched texts.
+        If two rows of the dataset have the same searched names.
     """
-    searched = [*zip(*(texts.tolist() for texts in names.values()), strict=True)]
-    found = np.full(len(searched), -1, np.int64)
-    if not {*names} <= {*dataset.levels}:
+    found, columns = np.full(len(names), -1, np.int64), names.column_names
+    kinds = {name: dataset.manifest["columns"].get(name, {}).get("kind") for name in columns}
+    if not {*kinds.values()} <= {"category", "int", "nullable-int"}:
         return found
-    codes = {name: _find_codes(dataset.levels[name], texts) for name, texts in names.items()}
-    if not all(len(column.codes) for column in codes.values()):
-        return found
-    numbers = {texts: k for k, texts in enumerate(searched)}
+    coded = {name: names.column(name).combine_chunks().dictionary_encode() for name in columns}
+    lookups = [_look_up_stored(dataset, name, coded[name].dictionary) for name in columns]
+    numbers, *others = (coded[name].indices.to_numpy().astype(np.int64) for name in columns)
+    pair_lookups = []
+    for following in others:
+        pairs, numbers = np.unique(numbers << 32 | following, return_inverse=True)
+        pair_lookups.append(_Lookup.of_values(pairs, np.arange(len(pairs))))
+    places = np.empty(len(found), np.int64)
+    places[numbers] = np.arange(len(found))
     for key in range(dataset.n_chunks):
-        _, columns = dataset.read_row_labels(key, [*names])
-        is_candidate = np.all([np.isin(columns[n], codes[n].codes) for n in names], axis=0)
-        rows = np.flatnonzero(is_candidate)
-        texts = zip(*(codes[name].decode(columns[name][rows]) for name in names), strict=True)
-        for row, row_texts in zip((rows + dataset.chunks[key, 0]).tolist(), texts, strict=True):
-            k = numbers.get(row_texts, -1)
-            if k >= 0 and found[k] >= 0:
-                raise DataError(
-                    f"{dataset.path}: rows {found[k] + 1} and {row + 1} are both named "
-                    f"{'/'.join(row_texts)!r}, so new lines cannot refer to one of them. Remove "
-                    "these lines, or ingest all rows again with {overwrite}."
-                )
-            if k >= 0:
-                found[k] = row
+        _, stored = dataset.read_row_labels(key, columns)
+        rows = np.arange(len(stored[columns[0]]))
+        parts: list[Ints] = []
+        for name, lookup in zip(columns, lookups, strict=True):
+            is_found, part = lookup.find(stored[name][rows])
+            rows, parts = rows[is_found], [*(before[is_found] for before in parts), part]
+        numbers, *others = parts
+        for k, lookup in enumerate(pair_lookups):
+            is_found, numbers = lookup.find(numbers << 32 | others[k])
+            rows, others = rows[is_found], [following[is_found] for following in others]
+        own, rows = places[numbers], rows + dataset.chunks[key, 0]
+        before = found[own]
+        found[own] = rows
+        before[before < 0] = found[own][before < 0]
+        if (is_twice := before != rows).any():
+            first, second = sorted((int(before[is_twice][0]), int(rows[is_twice][0])))
+            name = "/".join(str(names.column(n)[int(own[is_twice][0])]) for n in columns)
+            raise DataError(
+                f"{dataset.path}: rows {first + 1} and {second + 1} are both named {name!r}, so "
+                "new lines cannot refer to one of them. Remove these lines, or ingest all rows "
+                "again with {overwrite}."
+            )
     return found
 
 
-class _TextCodes(NamedTuple):
-    """The codes of some texts, in increasing order; a text may have several codes."""
+class _Lookup(NamedTuple):
+    """Numbers of some values, which are in increasing order; equal values have equal numbers.
 
-    codes: Ints
-    texts: NDArray[np.object_]
+    `mask` tells by the hash of a value that it is none of them: most values are told so.
+    """
 
-    def decode(self, codes: NDArray[Any]) -> list[str]:
-        texts: list[str] = self.texts[np.searchsorted(self.codes, codes)].tolist()
-        return texts
+    values: Ints
+    numbers: Ints
+    mask: NDArray[np.bool_]
+
+    @classmethod
+    def of_values(cls, values: Ints, numbers: Ints) -> _Lookup:
+        """Make a lookup of values in any order."""
+        mask = np.zeros(1 << (8 * len(values) + 1).bit_length(), np.bool_)
+        mask[_hash_values(values, mask)] = True
+        order = np.argsort(values)
+        return cls(values[order], numbers[order], mask)
+
+    def find(self, values: NDArray[Any]) -> tuple[Ints, Ints]:
+        """Return the places of those values, (n,), that are known, and their numbers."""
+        places = np.flatnonzero(self.mask[_hash_values(values.astype(np.int64), self.mask)])
+        own = values[places]
+        near = np.searchsorted(self.values, own)
+        is_known = self.values[np.minimum(near, len(self.values) - 1)] == own
+        return places[is_known], self.numbers[near[is_known]]
 
 
-def _find_codes(levels: Levels, texts: NDArray[Any]) -> _TextCodes:
-    """Find the codes of texts among all texts of a column, page by page."""
-    searched_texts = set(texts.tolist())
-    pairs = [(code, text) for code, text in enumerate(levels) if text in searched_texts]
-    codes = np.array([code for code, _ in pairs], np.int64)
-    return _TextCodes(codes, np.array([text for _, text in pairs], object))
+def _hash_values(values: Ints, mask: NDArray[np.bool_]) -> NDArray[np.uint64]:
+    shift = np.uint64(65 - len(mask).bit_length())
+    hashes: NDArray[np.uint64] = (values.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> shift
+    return hashes
+
+
+def _look_up_stored(dataset: BinaryDataset, name: str, names: pyarrow.Array) -> _Lookup:
+    """Make the lookup of the values that a column stores for some names: integers or codes."""
+    import pyarrow as pa
+
+    if name in dataset.levels:
+        return _Lookup.of_values(*dataset.levels[name].find(names.cast(pa.string())))
+    if pa.types.is_int64(names.type):
+        return _Lookup.of_values(names.to_numpy(), np.arange(len(names)))
+    integers = {k: parse_integer(text) for k, text in enumerate(names.to_pylist())}
+    known = {k: number for k, number in integers.items() if number is not None}
+    return _Lookup.of_values(np.array([*known.values()], np.int64), np.array([*known], np.int64))
 
 
 Bytes = NDArray[np.uint8]

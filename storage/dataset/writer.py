@@ -70,7 +70,7 @@ from storage.format.schema import (
     name_planes,
     open_checked_array,
 )
-from storage.quoting import quote_raw
+from storage.quoting import parse_integer, quote_raw
 from storage.stores.locations import (
     DATASET_FORMAT,
     AnyPath,
@@ -709,6 +709,8 @@ class DatasetWriter:
             return self._get_levels_writer(name).encode(_name_missing(values))
         if kind == "category" and (values.astype(str) == "").all():  # all are missing
             kind, values = "float", np.full(len(values), np.nan)
+        if first_kind in ("int", "nullable-int") and kind == "category":
+            kind, values = "int", _parse_integers(name, values)
         if first_kind == "float" and kind == "int":
             self._check_exact(name, values)
             return np.where(values == MISSING_INTEGER, np.nan, values)
@@ -967,6 +969,19 @@ def _name_missing(values: NDArray[Any]) -> NDArray[Any]:
         return values
     is_missing = np.isnan(values) | (values == MISSING_INTEGER)
     return np.where(is_missing, "", values.astype(str)) if is_missing.any() else values
+
+
+def _parse_integers(name: str, values: NDArray[Any]) -> NDArray[np.int64]:
+    """Parse texts, (n,), for a column of integers; empty ones are missing."""
+    texts = values.astype(str).tolist()
+    integers = [parse_integer(text) if text else MISSING_INTEGER for text in texts]
+    if None in integers:
+        raise DataError(
+            f"Column {name!r} has integers in the first rows, but now also the text "
+            f"{texts[integers.index(None)]!r}. Give the column the same type in every source, or "
+            "ingest all rows again with {overwrite}."
+        )
+    return np.array(integers, np.int64)
 
 
 def _are_exact_integers(values: NDArray[Any]) -> bool:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from storage.dataset.feature_levels import BINARY_LEVELS
 from storage.errors import DataError
+from storage.format.schema import MISSING_INTEGER
 from storage.quoting import quote, split_quoted, unquote
 from storage.read_ahead import read_ahead
 from storage.sources.arrow_columns import (
@@ -46,6 +47,12 @@ from storage.sources.base import (
 )
 from storage.sources.csv import parse_csv_block, read_csv_header
 from storage.sources.derived import check_column_in_one_place, open_local_copy, parse_folder_columns
+from storage.sources.name_index import (
+    DifferentValueError,
+    NameIndex,
+    find_first_rows,
+    number_values,
+)
 from storage.sources.ordered_levels import make_feature_maps
 from storage.sources.spool import (
     DuplicateRule,
@@ -67,12 +74,12 @@ from storage.sources.value_codes import (
 )
 from storage.stores.object_path import is_url
 
-# Large enough to hide the cost per batch: the known names are searched once per batch.
+# Large enough to hide the cost per batch.
 _BLOCK_BYTES, _BATCH_LINES = 1 << 24, 1 << 20
 _MIN_BATCH_LINES = 1 << 17
 """Smaller batches are merged."""
-_MIN_WAITING_NAMES = 1 << 19
-"""So many names wait at least until they are searched among the known ones."""
+_MAX_FEATURES = 1_000_000
+"""More names of features than that are probably names of rows."""
 _CONTEXT_LINES = 5000  # lines before and after an invalid value that messages count
 _ROLES = ("row", "feature", "value")
 T = TypeVar("T")
@@ -204,9 +211,12 @@ class _FileColumns(NamedTuple):
         check_column_in_one_place(self.path, self.folder_values, names)
 
     def convert_for_role(self, name: str, column: pa.Array) -> pa.Array:
-        """Dictionary-encode names of rows and features; keep numeric values; make the rest text."""
+        """Dictionary-encode names of rows and features; keep numeric values; make the rest text.
+
+        Names of rows are integers of 64 bits if possible, all other names are texts.
+        """
         if name in (*self.columns.row, self.columns.feature):
-            return _encode_names(column)
+            return _encode_dictionary(column, name != self.columns.feature)
         is_value = name == self.columns.value and is_feature_type(column.type)
         if pa.types.is_dictionary(column.type) and not is_value:
             column = column.dictionary_decode()
@@ -228,13 +238,37 @@ class _FileColumns(NamedTuple):
         return batch
 
 
-def _encode_names(column: pa.Array) -> pa.DictionaryArray:
-    """Dictionary-encode texts in order of appearance, without unused entries."""
+def _encode_dictionary(column: pa.Array, keeps_integers: bool) -> pa.DictionaryArray:
+    """Dictionary-encode names in order of appearance, without unused entries."""
     if column.type in (pa.int32(), pa.int64()) and len(column) and not column.null_count:
         column = _encode_dense_integers(column)
     if not pa.types.is_dictionary(column.type):
-        column = column.dictionary_encode()  # before casting, which would make a text per line
-        return pa.DictionaryArray.from_arrays(column.indices, column.dictionary.cast(pa.string()))
+        coded = column.dictionary_encode()  # before casting, which would make a text per line
+    else:
+        coded = _sort_dictionary(column)
+    names = _convert_names(coded.dictionary)
+    if not (keeps_integers and pa.types.is_int64(names.type)):
+        names = names.cast(pa.string())
+    return pa.DictionaryArray.from_arrays(coded.indices, names)
+
+
+def _convert_names(names: pa.Array) -> pa.Array:
+    """Turn names that are whole numbers into integers of 64 bits, and all others into texts.
+
+    Programs store whole numbers as fractions if some are missing, which NaN stands for.
+    """
+    if pa.types.is_floating(names.type):
+        names = pc.if_else(pc.is_nan(names), None, names)
+    if pa.types.is_integer(names.type) or pa.types.is_floating(names.type):
+        with suppress(pa.ArrowInvalid):
+            integers = names.cast(pa.int64())
+            if pc.index(integers, MISSING_INTEGER).as_py() < 0:
+                return integers
+    return names.cast(pa.string())
+
+
+def _sort_dictionary(column: pa.DictionaryArray) -> pa.DictionaryArray:
+    """Put the entries of a dictionary in order of appearance, and leave out unused ones."""
     indices, n_names = column.indices, len(column.dictionary)
     if indices.null_count or n_names > len(indices):
         in_use = indices.dictionary_encode()
@@ -243,11 +277,11 @@ def _encode_names(column: pa.Array) -> pa.DictionaryArray:
         numbers = indices.to_numpy()
         order = _list_in_order_of_appearance(numbers, n_names)
         if np.array_equal(order, np.arange(n_names)):
-            return column.cast(pa.dictionary(indices.type, pa.string()))
+            return column
         places = np.zeros(n_names, np.int32)
         places[order] = np.arange(len(order))
         codes = pa.array(places[numbers])
-    return pa.DictionaryArray.from_arrays(codes, column.dictionary.take(order).cast(pa.string()))
+    return pa.DictionaryArray.from_arrays(codes, column.dictionary.take(order))
 
 
 def _encode_dense_integers(column: pa.Array) -> pa.Array:
@@ -387,7 +421,7 @@ class LongTableTarget(NamedTuple):
         Names of its features.
     find_rows
         Returns the row of the dataset for each row of the table, -1 if there is none, given the
-        columns that identify rows; see `storage.dataset.row_names.find_rows`.
+        columns that identify rows; see `storage.dataset.updates.find_rows`.
     new_features
         What happens to other features.
     can_update
@@ -395,7 +429,7 @@ class LongTableTarget(NamedTuple):
     """
 
     features: Sequence[str]
-    find_rows: Callable[[Mapping[str, NDArray[Any]]], NDArray[np.int64]]
+    find_rows: Callable[[pa.Table], NDArray[np.int64]]
     new_features: NewFeatures = "refuse"
     can_update: bool = False
 
@@ -418,9 +452,9 @@ class LongTableSource(Source):
         New features that are left out.
     entries
         The entries of all lines. New rows come first, then rows of the dataset.
-    row_values
-        The columns that identify the rows, and other per-row columns, by name, in the order of
-        `entries`; new rows are in order of appearance.
+    rows
+        The columns that identify the rows, and other per-row columns, in the order of `entries`;
+        new rows are in order of appearance.
     known_rows
         Rows of the dataset that lines refer to, in increasing order.
     """
@@ -435,7 +469,7 @@ class LongTableSource(Source):
     duplicates: DuplicateRule | None
     ignored_features: tuple[str, ...]
     entries: EntryFile = field(repr=False)
-    row_values: Mapping[str, NDArray[Any]] = field(repr=False)
+    rows: pa.Table = field(repr=False)
     known_rows: NDArray[np.int64] = field(repr=False)
 
     @property
@@ -450,8 +484,12 @@ class LongTableSource(Source):
 
     def format_row_place(self, row: int) -> str:
         """Describe a row by its name: the values of the columns that identify it."""
-        name = "/".join(self.row_values[column][row] for column in self.columns.row)
-        return f"{self.path}: row {name!r}"
+        return f"{self.path}: row {_format_name(self.rows, self.columns, row)!r}"
+
+    def _read_columns(self, rows: slice) -> dict[str, NDArray[Any]]:
+        """Read the per-row columns of some rows."""
+        part = self.rows.slice(rows.start, rows.stop - rows.start)
+        return {name: part.column(name).to_numpy() for name in part.column_names}
 
     def _read_batches(self) -> Generator[SourceBatch]:
         """Write the values of new rows to their places on disk, then read the rows."""
@@ -463,19 +501,18 @@ class LongTableSource(Source):
             for batch in spool_codes(self, self.n_rows, entries, absent, self.duplicates):
                 rows = slice(first, first + len(batch.X))
                 first = rows.stop
-                columns = {name: values[rows] for name, values in self.row_values.items()}
+                columns = self._read_columns(rows)
                 own = spooled[rows].copy() if continuous else None
                 yield SourceBatch(batch.X, batch.observed, columns, numbers=own)
 
     def iter_updates(self) -> Iterator[SourceUpdates]:
         """Do the same for rows of the dataset."""
         numbers = range(self.n_rows, self.n_rows + len(self.known_rows))
-        row_values = {name: values[self.n_rows :] for name, values in self.row_values.items()}
-        source = replace(self, row_values=row_values)  # numbers rows as the entries below
+        source = replace(self, rows=self.rows.slice(self.n_rows))  # as the entries below
         entries = self.entries.iter_cells(numbers, count_row_cells(self))
         for rows, *cells in spool_updates(source, len(numbers), entries, self.duplicates):
             X, observed, missing = cells
-            columns = {name: values[rows] for name, values in row_values.items()}
+            columns = source._read_columns(rows)
             yield SourceUpdates(X, observed, columns, self.known_rows[rows], missing)
 
     def format_known_row(self, row: int, feature: int | None = None, value: int = 0) -> str:
@@ -489,131 +526,48 @@ class LongTableSource(Source):
         return f"{self.entries.find_line(number, feature, code)}: {name}"
 
 
-class _Index:
-    """Numbers distinct values in order of appearance."""
-
-    def __init__(self, values: pa.Array) -> None:
-        self.values = values
-
-    def number(self, batches: Sequence[pa.Array]) -> list[NDArray[np.int32]]:
-        """Number the distinct values of each batch; new ones are added.
-
-        The known values are searched once for all batches.
-        """
-        first, places = pa.array([], pa.int32()), [pa.array(np.arange(len(b))) for b in batches]
-        parts = zip([first, *places], [self.values, *batches], strict=True)
-        coded = (pa.DictionaryArray.from_arrays(p.cast(pa.int32()), b) for p, b in parts)
-        _, *numbered = pa.chunked_array(coded).unify_dictionaries().chunks
-        if numbered:
-            self.values = numbered[-1].dictionary
-        return [part.indices.to_numpy() for part in numbered]
-
-
-class _NameIndex(_Index):
-    """Numbers the names in one column, once many batches of lines are read."""
-
-    def __init__(self, known: Sequence[str] = ()) -> None:
-        super().__init__(pa.array(known, pa.string()))
-        self.waiting: list[pa.Array] = []
-
-    def encode(self, lines: LineBatch, column: str) -> NDArray[np.int32]:
-        """Check the names in a batch of lines, and number them within the batch."""
-        coded = lines.column(column)
-        _refuse_nameless(lines, column, coded)
+def _encode_names(lines: LineBatch, column: str) -> tuple[NDArray[np.int32], pa.Array]:
+    """Check the names in a batch of lines; return the number of each, and the different names."""
+    coded = lines.column(column)
+    _refuse_nameless(lines, column, coded)
+    if is_text(coded.dictionary.type):
         check_texts(coded, column, lines.format_place)
-        self.waiting.append(coded.dictionary)
-        codes: NDArray[np.int32] = coded.indices.to_numpy()
-        return codes
-
-    @property
-    def is_due(self) -> bool:
-        """Whether the names that wait are about as many as the known ones."""
-        return sum(map(len, self.waiting)) > max(_MIN_WAITING_NAMES, len(self.values))
-
-    def number_waiting(self) -> list[NDArray[np.int32]]:
-        """Return the number of each name of the batches since the last call, by batch."""
-        waiting, self.waiting = self.waiting, []
-        return self.number(waiting)
+    numbers: NDArray[np.int32] = coded.indices.to_numpy()
+    return numbers.astype(np.int32, copy=False), coded.dictionary
 
 
-class _RowIndex:
-    """Numbers rows, each identified by the names in one or more columns."""
+def _encode_rows(
+    lines: LineBatch, names: Sequence[str], kept: Sequence[str]
+) -> tuple[NDArray[np.int32], pa.RecordBatch]:
+    """Number the rows of a batch of lines, and return the different rows.
 
-    def __init__(self, columns: Sequence[str]) -> None:
-        self._names = {column: _NameIndex() for column in columns}
-        # Rows by the first two columns, by these and the third one, …: pairs of numbers.
-        self._pairs = [_Index(pa.array([], pa.int64())) for _ in columns[1:]]
-        self._waiting: list[list[NDArray[np.int64]]] = [[] for _ in columns[1:]]
-
-    def __len__(self) -> int:
-        return len([*self._names.values(), *self._pairs][-1].values)
-
-    def encode(self, lines: LineBatch) -> NDArray[np.int32]:
-        """Number the rows of a batch of lines within the batch."""
-        numbers, *others = (index.encode(lines, column) for column, index in self._names.items())
-        for waiting, following in zip(self._waiting, others, strict=True):
-            pairs = pa.array(numbers.astype(np.int64) << 32 | following).dictionary_encode()
-            waiting.append(pairs.dictionary.to_numpy())
-            numbers = pairs.indices.to_numpy()
-        return numbers
-
-    @property
-    def is_due(self) -> bool:
-        """Whether the rows that wait are about as many as the known ones."""
-        n_waiting = sum(map(len, self._waiting[-1])) if self._waiting else 0
-        is_due = (index.is_due for index in self._names.values())
-        return n_waiting > max(_MIN_WAITING_NAMES, len(self)) or any(is_due)
-
-    def number_waiting(self) -> list[NDArray[np.int32]]:
-        """Return the number of each row of the batches since the last call, by batch."""
-        numbers, *others = (index.number_waiting() for index in self._names.values())
-        for k, (index, following) in enumerate(zip(self._pairs, others, strict=True)):
-            waiting, self._waiting[k] = self._waiting[k], []
-            pairs = [
-                left[own >> 32].astype(np.int64) << 32 | right[own & 0xFFFFFFFF]
-                for left, right, own in zip(numbers, following, waiting, strict=True)
-            ]
-            numbers = index.number([pa.array(part) for part in pairs])
-        return numbers
-
-    def list_names(self) -> dict[str, NDArray[Any]]:
-        """Return the names of all rows, (n_rows,) per column."""
-        numbers, names = np.arange(len(self)), {}
-        for k, (column, index) in reversed([*enumerate(self._names.items())]):
-            own = numbers
-            if k:
-                both = self._pairs[k - 1].values.to_numpy()[numbers]
-                numbers, own = both >> 32, both & 0xFFFFFFFF
-            names[column] = index.values.to_numpy(zero_copy_only=False)[own]
-        return {column: names[column] for column in self._names}
+    Raises `DataError` if lines of a row differ in a column to keep.
+    """
+    (numbers, distinct), *others = (_encode_names(lines, name) for name in names)
+    for following, _ in others:
+        pairs = pa.array(numbers.astype(np.int64) << 32 | following)
+        numbers = number_values(pa.chunked_array([pairs]))
+    if not (others or kept):
+        return numbers, pa.record_batch({names[0]: distinct})
+    first = pa.array(find_first_rows(numbers))
+    rows = {name: lines.column(name).take(first).dictionary_decode() for name in names}
+    for name in kept:
+        texts = lines.column(name).fill_null("")
+        check_texts(texts, name, lines.format_place)
+        rows[name] = texts.take(first)
+        before = rows[name].take(pa.array(numbers))
+        line = pc.index(pc.not_equal(texts, before), True).as_py()
+        if line >= 0:
+            place = lines.format_place(line)
+            raise _make_difference_error(place, name, texts[line].as_py(), before[line].as_py())
+    return numbers, pa.record_batch(rows)
 
 
-class _RowTexts:
-    """A per-row column: one text per row, equal in all lines of the row."""
-
-    def __init__(self) -> None:
-        self.values = np.zeros(0, object)
-        self.is_known = np.zeros(0, np.bool_)
-
-    def update(self, lines: LineBatch, name: str, rows: NDArray[np.int32], n_rows: int) -> None:
-        """Add a batch of lines; `n_rows` rows are known now."""
-        n_new = n_rows - len(self.values)
-        self.values = np.append(self.values, np.full(n_new, "", object))
-        self.is_known = np.append(self.is_known, np.zeros(n_new, np.bool_))
-        column = lines.column(name).fill_null("")
-        check_texts(column, name, lines.format_place)
-        texts = column.to_numpy(zero_copy_only=False)
-        distinct, first = np.unique(rows, return_index=True)
-        unknown = ~self.is_known[distinct]
-        self.values[distinct[unknown]] = texts[first[unknown]]
-        self.is_known[distinct] = True
-        differ = self.values[rows] != texts
-        if differ.any():
-            line = int(differ.argmax())
-            raise DataError(
-                f"{lines.format_place(line)}, column {name!r}: the text is {texts[line]!r}, but "
-                f"{self.values[rows[line]]!r} in other lines of the row. Do not keep the column."
-            )
+def _make_difference_error(place: str, column: str, text: str, before: str) -> DataError:
+    return DataError(
+        f"{place}, column {column!r}: the text is {text!r}, but {before!r} in other lines of the "
+        "row. Do not keep the column."
+    )
 
 
 def open_tables(
@@ -668,36 +622,35 @@ def open_tables(
             f"{{keep}}, {{segment_by}} or {{split_by}}: column {twice!r} has the features or "
             "values of the long table, so it differs within a row. Name another column."
         )
-    rows, features = _RowIndex(columns.row), _NameIndex(target.features if target else ())
-    row_texts = {name: _RowTexts() for name in row_columns}
     entries, remote_tags = EntryFile(), {}  # type: tuple[EntryFile, dict[str, str]]
-    for lines in read_lines(paths, columns, row_columns, options, remote_tags):
-        numbers = rows.encode(lines)
-        if row_texts:
-            (row_numbers,) = entries.row_numbers.add(rows.number_waiting())
-            for name, texts in row_texts.items():
-                texts.update(lines, name, row_numbers[numbers], len(rows))
-        feature_numbers = features.encode(lines, columns.feature)
-        values = _encode_values(lines, columns, options)
-        entries.add((lines.path, lines.first), numbers, feature_numbers, *values)
-        if rows.is_due:
-            entries.row_numbers.add(rows.number_waiting())
-        if features.is_due:
-            entries.column_numbers.add(features.number_waiting())
-    entries.row_numbers.add(rows.number_waiting())
-    entries.column_numbers.add(features.number_waiting())
-    selected, ignored = _select_features(paths[0], columns, options, features, entries, target)
-    row_names = rows.list_names()
-    places = _find_known_rows(row_names, columns, entries, target)
-    order = np.argsort(places, kind="stable")
-    entries.rows = np.argsort(order)
-    n_new = int((places < 0).sum())
-    row_values = {**row_names, **{name: texts.values for name, texts in row_texts.items()}}
+    names, folder = (*columns.row, *row_columns), entries.folder
+    rows = NameIndex(folder / "row names", names, len(columns.row))
+    known = target.features if target else ()
+    features = NameIndex(folder / "feature names", [columns.feature], known=known)
+    try:
+        for lines in read_lines(paths, columns, row_columns, options, remote_tags):
+            row_numbers, new_rows = _encode_rows(lines, columns.row, row_columns)
+            feature_numbers, new_names = _encode_names(lines, columns.feature)
+            values = _encode_values(lines, columns, options)
+            entries.add((lines.path, lines.first), row_numbers, feature_numbers, *values)
+            entries.row_numbers.add(rows.add(new_rows))
+            entries.column_numbers.add(features.add(pa.record_batch({columns.feature: new_names})))
+            _check_number_of_features(len(features.table), columns, options, target)
+        entries.row_numbers.add(rows.finish())
+    except DifferentValueError as error:
+        place = entries.find_added_row(error.batch, error.row)
+        raise _make_difference_error(place, error.column, error.value, error.before) from None
+    entries.column_numbers.add(features.finish())
+    _check_number_of_features(len(features.table), columns, options, target)
+    selected, ignored = _select_features(
+        paths[0], columns, options, features.table.column(0).to_pylist(), entries, target
+    )
+    table, known_rows = _sort_rows(rows.table, columns, entries, target)
     return LongTableSource(
         path=paths[0],
         options=replace(options, features=(), drop=()),  # selected here
         feature_names=selected,
-        n_rows=n_new,
+        n_rows=len(table) - len(known_rows),
         column_names=(*columns.row, *row_columns),
         name_columns=columns.row,
         paths=tuple(paths),
@@ -706,8 +659,31 @@ def open_tables(
         duplicates=duplicates if columns.value is not None else "any",
         ignored_features=ignored,
         entries=entries,
-        row_values={name: values[order] for name, values in row_values.items()},
-        known_rows=places[order][n_new:],
+        rows=table,
+        known_rows=known_rows,
+    )
+
+
+def _check_number_of_features(
+    n_features: int,
+    columns: LongColumns,
+    options: ReadOptions,
+    target: LongTableTarget | None,
+) -> None:
+    """Raise `DataError` for so many features that the column may rather name the rows.
+
+    Features that are selected or ignored explicitly may be so many.
+    """
+    is_ignored = target is not None and target.new_features == "ignore"
+    if n_features <= _MAX_FEATURES or options.features or is_ignored:
+        return
+    value = "" if columns.value is None else f",value={quote(columns.value)}"
+    row, feature = quote(columns.row[0]), quote(columns.feature)
+    raise DataError(
+        f"{{long}}: column {columns.feature!r} has more than {_MAX_FEATURES:,} different names. "
+        f"Does it name the rows, and {columns.row[0]!r} the features? Then use "
+        f"{{long=row={feature},feature={row}{value}}}. If it does name features, select them with "
+        "{features}; {features=*} selects all."
     )
 
 
@@ -744,7 +720,7 @@ def _select_features(
     path: str,
     columns: LongColumns,
     options: ReadOptions,
-    index: _NameIndex,
+    names: Sequence[str],
     entries: EntryFile,
     target: LongTableTarget | None,
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -752,7 +728,7 @@ def _select_features(
 
     Raises `DataError` if there are new features and the target refuses them.
     """
-    names, known = index.values.to_pylist(), tuple(target.features) if target else ()
+    known = tuple(target.features) if target else ()
     found = names[len(known) :]
     match = match_feature_names if target else select_feature_names
     new, ignored = match(path, sorted(found), options), ()  # type: tuple[str, ...], tuple[str, ...]
@@ -771,30 +747,37 @@ def _select_features(
     return (*known, *new), ignored
 
 
-def _find_known_rows(
-    names: Mapping[str, NDArray[Any]],
+def _sort_rows(
+    table: pa.Table,
     columns: LongColumns,
     entries: EntryFile,
     target: LongTableTarget | None,
-) -> NDArray[np.int64]:
-    """Return the row of the dataset for each row of the table, -1 if it is new.
+) -> tuple[pa.Table, NDArray[np.int64]]:
+    """Sort the rows of the table: new ones first, then those of the dataset by their row there.
 
-    Raises `DataError` if rows of the dataset may not be updated.
+    Returns the latter, too. Raises `DataError` if rows of the dataset may not be updated.
     """
-    if target is None:
-        return np.full(len(names[columns.row[0]]), -1)
-    rows = target.find_rows(names)
-    n_known = int((rows >= 0).sum())
-    if n_known and not target.can_update:
-        row = int((rows >= 0).argmax())
-        name = "/".join(names[column][row] for column in columns.row)
+    known = np.empty(0, np.int64)
+    places = None if target is None else target.find_rows(table.select(columns.row))
+    if places is None or not (n_known := np.count_nonzero(places >= 0)):
+        return table, known
+    assert target is not None
+    if not target.can_update:
+        row = int((places >= 0).argmax())
         many = f" (in all, {n_known:,} rows are)" if n_known > 1 else ""
         raise DataError(
-            f"{entries.find_line(row)}: row {name!r} is already in the dataset{many}. Use "
-            f"{{merge_by={','.join(map(quote, columns.row))}}} to add values to its rows, or leave "
-            "the lines out."
+            f"{entries.find_line(row)}: row {_format_name(table, columns, row)!r} is already in "
+            f"the dataset{many}. Use {{merge_by={','.join(map(quote, columns.row))}}} to add "
+            "values to its rows, or leave the lines out."
         )
-    return rows
+    order = np.argsort(places, kind="stable")
+    entries.rows = np.argsort(order)
+    return table.take(pa.array(order)), places[order][len(order) - n_known :]
+
+
+def _format_name(table: pa.Table, columns: LongColumns, row: int) -> str:
+    """Return the name of a row: the values of the columns that identify it."""
+    return "/".join(str(table.column(name)[row].as_py()) for name in columns.row)
 
 
 class _LineValues(NamedTuple):
@@ -875,10 +858,13 @@ def _format_value_place(
 
 def _refuse_nameless(lines: LineBatch, name: str, coded: pa.DictionaryArray) -> None:
     """Raise `DataError` if a line has an empty name, or none."""
-    empty = pc.index(coded.dictionary, "").as_py()
-    if empty < 0 and not coded.null_count:
+    distinct = coded.dictionary
+    is_missing = pc.is_null(distinct)
+    if is_text(distinct.type):
+        is_missing = pc.or_(is_missing, pc.equal(distinct, "").fill_null(True))
+    if not (coded.null_count or pc.any(is_missing).as_py()):
         return
-    is_empty = pc.equal(coded.indices, empty).fill_null(True).to_numpy(False)
+    is_empty = is_missing.take(coded.indices).fill_null(True).to_numpy(zero_copy_only=False)
     raise DataError(
         f"{lines.format_place(int(is_empty.argmax()))}, column {name!r}: the name is missing. "
         "Fill it in, or leave the line out."

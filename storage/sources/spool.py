@@ -363,29 +363,36 @@ def _open_temporary_arrays(
         yield tuple(array.view(np.ndarray) for array in arrays)
 
 
-class _ArrayFile:
+@contextmanager
+def translate_full_disk(folder: Path, n_bytes: int = 0) -> Iterator[None]:
+    """Turn errors of writing `n_bytes` more to a temporary folder into one `DataError`."""
+    try:
+        yield
+    except OSError as error:
+        n_bytes += sum(path.stat().st_size for path in folder.rglob("*"))
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise DataError(
+            f"{tempfile.gettempdir()}: the entries and the names of rows need at least "
+            f"{n_bytes / 1e9:.1f} GB ({reason}). Set TMPDIR to a larger disk."
+        ) from error
+
+
+class ArrayFile:
     """Arrays of one dimension in a temporary file, in the order in which they were added."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._layout: list[tuple[np.dtype[Any], int]] = []
 
-    def add(self, arrays: Iterable[NDArray[Any]]) -> Sequence[NDArray[Any]]:
-        """Append arrays, and return them."""
-        added = [*arrays]
-        try:
-            with self._path.open("ab") as file:
-                for values in added:
-                    file.write(np.ascontiguousarray(values).data)
-                    self._layout.append((values.dtype, len(values)))
-        except OSError as error:
-            n_bytes = sum(kind.itemsize * count for kind, count in self._layout)
-            n_bytes += sum(values.nbytes for values in added)
-            raise DataError(
-                f"{tempfile.gettempdir()}: the entries need at least {n_bytes / 1e9:.1f} GB "
-                f"({error.strerror}). Set TMPDIR to a larger disk."
-            ) from error
-        return added
+    def add(self, arrays: Iterable[NDArray[Any]]) -> None:
+        """Append arrays."""
+        for values in arrays:
+            with (
+                translate_full_disk(self._path.parent, values.nbytes),
+                self._path.open("ab") as file,
+            ):
+                file.write(np.ascontiguousarray(values).data)
+            self._layout.append((values.dtype, len(values)))
 
     def __iter__(self) -> Iterator[NDArray[Any]]:
         """Read the arrays in order."""
@@ -394,6 +401,12 @@ class _ArrayFile:
         with self._path.open("rb") as file:
             for kind, count in self._layout:
                 yield np.fromfile(file, kind, count)
+
+    def read_ranges(self, starts: Sequence[int], sizes: Sequence[int]) -> NDArray[Any]:
+        """Read ranges of the values of all arrays, which have the same type, as one array."""
+        values = np.memmap(self._path, self._layout[0][0], "r").view(np.ndarray)
+        ranges = zip(starts, sizes, strict=True)
+        return np.concatenate([values[start : start + size] for start, size in ranges])
 
 
 class _Portion(NamedTuple):
@@ -431,6 +444,8 @@ class EntryFile:
 
     Attributes
     ----------
+    folder
+        The folder of the files.
     row_numbers, column_numbers
         The numbers of the rows and columns of each portion.
     rows, columns
@@ -442,8 +457,9 @@ class EntryFile:
 
     def __init__(self) -> None:
         self._folder = TemporaryFolder()
+        self.folder = Path(self._folder.name)
         names = ("entries", "rows", "columns")
-        files = (_ArrayFile(Path(self._folder.name) / name) for name in names)
+        files = (ArrayFile(self.folder / name) for name in names)
         self._entries, self.row_numbers, self.column_numbers = files
         self._portions: list[tuple[str, int]] = []
 
@@ -495,6 +511,12 @@ class EntryFile:
                 path, first = portion.place
                 return f"{path}: row {first + is_match.argmax() + 1} (data rows counted from 1)"
         raise ValueError(f"There is no entry in row {row}, column {column}.")
+
+    def find_added_row(self, portion: int, row: int) -> str:
+        """Describe the position of the first line of a row, given its number within a portion."""
+        path, first = self._portions[portion]
+        rows = next(islice(self._entries, 4 * portion, None))
+        return f"{path}: row {first + (rows == row).argmax() + 1} (data rows counted from 1)"
 
     def _iter_portions(self) -> Iterator[_Portion]:
         """Yield the portions that were added."""

@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 import zarr
 from hypothesis import given
@@ -22,7 +24,7 @@ from flows.data.ingest import AppendRules, open_new_sources, open_sources, write
 from flows.fitting import checkpoints
 from pipeline.executors.progress import ignore_progress
 from storage import load_artifact, open_dataset
-from storage.dataset import writer
+from storage.dataset import levels, writer
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
 from storage.format.manifests import write_manifest
@@ -236,6 +238,56 @@ def test_what_may_be_a_mistake_is_refused(plain_cli, tmp_path, options, words):
     write_lines(tmp_path / "b.csv", night)
     before = files_of(tmp_path / "d.zarr")
     assert words in plain_cli("ingest", "b.csv", "--dataset", "d.zarr", *options).check_refused()
+    assert files_of(tmp_path / "d.zarr") == before
+
+
+def write_ids(path: Path, ids: pa.Array, items: str) -> str:
+    """Write a line for each member and item; values are 0 and 1 in turn."""
+    n_lines = len(ids) * len(items)
+    columns = {
+        "member": pa.concat_arrays([ids] * len(items)),
+        "date": ["1"] * n_lines,
+        "item": np.repeat([*items], len(ids)),
+        "vote": np.arange(n_lines) % 2,
+    }
+    pa.parquet.write_table(pa.table(columns), path)
+    return str(path)
+
+
+@pytest.mark.parametrize("first", [pa.int64(), pa.string()])
+@pytest.mark.parametrize("then", [pa.int64(), pa.string()])
+@pytest.mark.parametrize("long", [LONG, "row=member,feature=item,value=vote"])
+def test_rows_are_found_by_integers_and_by_texts(
+    small_chunks, tmp_path, monkeypatch, first, then, long
+):
+    """The first file decides which of them the dataset stores."""
+    monkeypatch.setattr(levels, "PAGE_TEXTS", 16)
+    monkeypatch.setattr(levels, "_MIN_SEARCHED_TEXTS", 20)
+    rows = NIGHTLY if long == LONG else NIGHTLY._replace(merge_by="member")
+    ids = pa.array([*range(-70, 70), 2**63 - 1, 10**15])
+    file = write_ids(tmp_path / "a.parquet", ids.cast(first), "xy")
+    dataset = create(tmp_path / "d.zarr", file, ColumnRoles(long=long))
+    assert dataset.column("member").tolist() == ids.cast(first).to_pylist()
+    more = pa.array([5, 1000, -70, 2**63 - 1])
+    file = write_ids(tmp_path / "b.parquet", more.cast(then), "z")
+    after = append(dataset.path, file, ColumnRoles(long=long), rows)
+    after.verify()
+    expected_ids = pa.concat_arrays([ids, more[1:2]]).cast(first)
+    assert after.column("member").tolist() == expected_ids.to_pylist()
+    X, observed = zip(*(after.dense(key) for key in range(after.n_chunks)), strict=True)
+    z = np.where(np.concatenate(observed), np.concatenate(X), 2)[:, 2]
+    expected = np.full(len(ids) + 1, 2)
+    expected[[75, len(ids), 0, 140]] = [0, 1, 0, 1]
+    assert z.tolist() == expected.tolist()
+
+
+def test_texts_that_are_no_integers_are_refused_after_integers(tmp_path):
+    roles = ColumnRoles(long="row=member,feature=item,value=vote")
+    create(tmp_path / "d.zarr", write_ids(tmp_path / "a.parquet", pa.array([7, 8]), "xy"), roles)
+    before = files_of(tmp_path / "d.zarr")
+    lines = write_lines(tmp_path / "b.csv", [("9", "1", "x", "1"), ("007", "1", "y", "1")])
+    with pytest.raises(DataError, match="integers in the first rows, but now also the text '007'"):
+        append(tmp_path / "d.zarr", lines, roles, AppendRules())
     assert files_of(tmp_path / "d.zarr") == before
 
 

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import zarr
 from hypothesis import given
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from storage.dataset import levels
 from storage.dataset.dataset import open_dataset
+from storage.dataset.updates import find_rows
 from storage.dataset.writer import append_dataset
 from storage.errors import DataError
 from storage.format.manifests import write_manifest
@@ -185,3 +187,21 @@ def test_readers_give_empty_texts_as_missing(tmp_path, small_pages):
     assert codes.dtype == np.int32
     assert (codes == -1).tolist() == (names == "").tolist()
     np.testing.assert_array_equal(codes[codes >= 0], whole.columns["who"][codes >= 0])
+
+
+@pytest.mark.usefixtures("small_pages")
+@pytest.mark.parametrize("kind", ["int", "text", "odd text"])
+def test_rows_are_found_by_name_unless_two_have_it(tmp_path, kind):
+    names = {"int": np.arange(20), "text": ids(0, 20), "odd text": [*ODD, *ids(9, 20)]}[kind]
+    values = np.array(names, np.int64 if kind == "int" else object)
+    column = np.concatenate([values, values[7:8]])
+    path = write_dataset(tmp_path / "d.zarr", random_bits(21, 3), columns={"id": column}).path
+    dataset = open_dataset(path)
+
+    def find(*places):
+        found = values[[*places]].tolist()
+        return find_rows(dataset, pa.table({"id": [-1 if kind == "int" else "new", *found]}))
+
+    assert find(2, 19, 0).tolist() == [-1, 2, 19, 0]
+    with pytest.raises(DataError, match=r"rows 8 and 21 are both named .* so new lines cannot"):
+        find(2, 7)

@@ -118,7 +118,7 @@ REFUSED: dict[str, Refused] = {
         lambda p: create(p, ["a", "b", "c"], ArrayBatch(TWO)),
     ),
     "text after numbers": (
-        "Column 'age' has category values, but int values in the first rows",
+        "Column 'age' has integers in the first rows, but now also the text 'x'",
         lambda p: create_ages(p, np.array([1, 2]), np.array(["x", "y"])),
     ),
     "fractions after whole numbers": (

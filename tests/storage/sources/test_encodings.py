@@ -49,7 +49,7 @@ def test_all_text_formats_have_an_encoding(tmp_path, encoding):
     path = write(tmp_path / "a.tsv", LONG.encode(encoding))
     options = ReadOptions(encoding=encoding)
     source = open_long_tables([path], "row=r,feature=f,value=v", None, options)
-    assert (source.feature_names, [*source.row_values["r"]]) == (("à", "ü"), ["é", "b"])
+    assert (source.feature_names, source.rows.column("r").to_pylist()) == (("à", "ü"), ["é", "b"])
     path = write(tmp_path / "a.dat.gz", "1 2\n2 3\n".encode(encoding))
     assert find_basket_items([path], encoding) == ("1", "2", "3")
     (batch,) = open_source(path, options).iter_batches()

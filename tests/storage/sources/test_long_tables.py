@@ -1,6 +1,9 @@
 """Long tables against the same values in wide tables."""
 
+import gc
 import gzip
+import signal
+import tempfile
 import threading
 from dataclasses import replace
 
@@ -12,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import DataError
-from storage.sources import ReadOptions, open_long_tables, parse_map
+from storage.sources import ReadOptions, name_index, open_long_tables, parse_map
 
 LONG = "row=call,feature=voter,value=vote"
 LINES = [
@@ -34,7 +37,7 @@ def read(*paths, long=LONG, duplicates=None, options=VOTES, features=None):
     """Values, 2 where missing, names of features, and per-row columns."""
     target = {}
     if features is not None:
-        target = {"features": features, "find_rows": lambda names: np.full(len(names["call"]), -1)}
+        target = {"features": features, "find_rows": lambda names: np.full(len(names), -1)}
     source = open_long_tables(paths, long, duplicates, options, **target)
     batches = list(source.iter_batches())
     X = np.concatenate([b.X + (0 if b.observed is None else 2 * (1 - b.observed)) for b in batches])
@@ -114,7 +117,7 @@ def test_whole_numbers_name_rows_and_say_values(tmp_path):
     assert read(str(tmp_path / "a.parquet"), options=options) == (
         [[1, 0], [2, 2]],
         ("1", "2"),
-        {"call": ["7", "10"]},
+        {"call": [7, 10]},
     )
 
 
@@ -152,10 +155,11 @@ def test_events_are_ones_however_often_and_all_else_is_zero(tmp_path):
     ),
     st.integers(1, 5),
     st.sampled_from([0, 3, 1 << 19]),
+    st.sampled_from([0, 30, 1 << 24]),
     st.booleans(),
 )
 def test_rows_and_features_are_numbered_over_batches(
-    tmp_path_factory, lines, batch_lines, n_waiting, is_text
+    tmp_path_factory, lines, batch_lines, n_waiting, memory, is_text
 ):
     folder = tmp_path_factory.mktemp("lines")
     numbers, names = (list(column) for column in zip(*lines, strict=True))
@@ -166,14 +170,15 @@ def test_rows_and_features_are_numbered_over_batches(
     empty = pa.table(arrays)[:0]
     pa.parquet.write_table(empty, folder / "b.parquet")
     paths = [str(folder / "a.parquet"), str(folder / "b.parquet"), str(folder / "a.parquet")]
-    pairs = [(str(number), name) for number, name in lines]
+    pairs = lines
     features = sorted({str(number) for number in numbers})
     cells = {(pair, str(f)) for pair, f in zip(pairs, numbers[::-1], strict=True)}
     rows = [*dict.fromkeys(pairs)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("storage.sources.long_tables._BATCH_LINES", batch_lines)
         patch.setattr("storage.sources.long_tables._MIN_BATCH_LINES", batch_lines)
-        patch.setattr("storage.sources.long_tables._MIN_WAITING_NAMES", n_waiting)
+        patch.setattr("storage.sources.name_index._MIN_WAITING_ROWS", n_waiting)
+        patch.setattr("storage.sources.name_index._MAX_MEMORY", memory)
         long = "row=call,row=vote,feature=voter"
         X, feature_names, row_columns = read(*paths, long=long, options=ReadOptions())
     assert [*zip(row_columns["call"], row_columns["vote"], strict=True)] == rows
@@ -227,17 +232,100 @@ def test_no_thread_reads_on_while_an_error_is_handled(tmp_path):
     assert set(threading.enumerate()) <= before, caught.value  # which keeps the variables alive
 
 
+@pytest.fixture(params=[1 << 24, 0], ids=["in memory", "on disk"])
+def memory(request, monkeypatch):
+    """The memory for names of rows; without any, all are partitioned to disk."""
+    monkeypatch.setattr(name_index, "_MAX_MEMORY", request.param)
+    monkeypatch.setattr(name_index, "_MIN_WAITING_ROWS", 0)
+
+
+@pytest.mark.usefixtures("memory")
+@pytest.mark.parametrize(
+    ("kind", "ids", "expected"),
+    [
+        (pa.int32(), [7, 0, -12, 7], [7, 0, -12]),
+        (pa.uint64(), [7, 2**63 - 1, 7, 0], [7, 2**63 - 1, 0]),
+        (pa.uint64(), [7, 2**63, 7, 2**64 - 1], ["7", str(2**63), str(2**64 - 1)]),
+        (pa.int64(), [-(2**63), 1, 1, 1], [str(-(2**63)), "1"]),
+        (pa.float64(), [7.0, 1e15, 7.0, -3.0], [7, 10**15, -3]),
+        (pa.float64(), [7.0, 2.5, 7.0, 0.0], ["7", "2.5", "0"]),
+        (pa.string(), ["None", "nan", "007", "7"], ["None", "nan", "007", "7"]),
+        (pa.dictionary(pa.int8(), pa.int64()), [7, 0, 7, 0], [7, 0]),
+        (pa.bool_(), [True, False, True, True], [1, 0]),
+    ],
+)
+def test_integers_stay_integers_and_all_else_becomes_text(tmp_path, kind, ids, expected):
+    def write(name, kind, ids):
+        lines = {"call": pa.array(ids, kind), "voter": ["x", "x", "y", "z"][: len(ids)]}
+        pa.parquet.write_table(pa.table(lines), tmp_path / name, row_group_size=2)
+        return str(tmp_path / name)
+
+    event = {"long": "row=call,feature=voter", "options": ReadOptions()}
+    paths = [write("a.parquet", kind, ids), write("b.parquet", pa.string(), ["7", "007", "last"])]
+    assert read(paths[0], **event)[2] == {"call": expected}
+    both = [*dict.fromkeys([*map(str, expected), "7", "007", "last"])]
+    assert read(*paths, **event)[2] == {"call": both}
+    assert {*read(*paths[::-1], **event)[2]["call"]} == {*both}
+
+
+@pytest.mark.usefixtures("memory")
+@pytest.mark.parametrize("value", [None, float("nan")])
+def test_a_number_that_is_missing_names_no_row(tmp_path, value):
+    lines = {"call": pa.array([1.0, value], pa.float64()), "voter": ["x", "y"]}
+    pa.parquet.write_table(pa.table(lines), tmp_path / "a.parquet")
+    message = refused(str(tmp_path / "a.parquet"), long="row=call,feature=voter")
+    assert "row 2 (data rows counted from 1), column 'call': the name is missing" in message
+
+
+def test_many_names_of_features_are_rather_those_of_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr("storage.sources.long_tables._MAX_FEATURES", 2)
+    path = table(tmp_path / "a.csv", LINES)
+    assert refused(path) == (
+        "long: column 'voter' has more than 2 different names. Does it name the rows, and 'call' "
+        'the features? Then use long="row=voter,feature=call,value=vote". If it does name '
+        'features, select them with features; features="*" selects all.'
+    )
+    assert read(path, options=replace(VOTES, features=("*",)))[1] == ("FRA", "GBR", "USA")
+
+
+@pytest.mark.usefixtures("memory")
+def test_a_full_disk_is_one_error_that_names_the_place(tmp_path, monkeypatch):
+    """A disk of 60 kB, as a limit for the size of files."""
+    resource = pytest.importorskip("resource")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    lines = [(f"a rather long name {k}", "xy"[k % 2], "yes") for k in range(10_000)]
+    paths = [table(tmp_path / f"{k}.csv", lines) for k in range(2)]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, limits[1]))
+    try:
+        message = refused(*paths, duplicates="last")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    start = f"{tmp_path / 'temporary'}: the entries and the names of rows need at least 0.0 GB ("
+    assert message.startswith(start)
+    assert message.endswith("Set TMPDIR to a larger disk.")
+    gc.collect()
+    assert not [*(tmp_path / "temporary").iterdir()]
+
+
+@pytest.mark.usefixtures("memory")
 def test_other_columns_are_kept_where_all_lines_of_a_row_agree(tmp_path):
     header = ("call", "voter", "vote", "year")
     lines = [(*line, "1990" if line[0] == "c1" else "") for line in LINES]
     path = table(tmp_path / "a.csv", lines, header)
     options = ReadOptions(maps=VOTES.maps, row_columns=("year", "call"))
     assert read(path, options=options)[2] == {"call": ["c1", "c2"], "year": ["1990", ""]}
-    path = table(tmp_path / "b.csv", [*lines, ("c2", "GBR", "no", "1991")], header)
-    assert refused(path, options=options) == (
-        f"{path}: row 6 (data rows counted from 1), column 'year': the text is '1991', but '' "
-        "in other lines of the row. Do not keep the column."
-    )
+    last = [("c3", "GBR", "no", "1992"), ("c2", "GBR", "no", "1991"), ("c1", "DEU", "no", "1")]
+    path = table(tmp_path / "b.csv", [*lines, *last], header)
+    others = [table(tmp_path / f"{k}.csv", part, header) for k, part in enumerate([lines, last])]
+    for paths, place in (([path], f"{path}: row 7"), (others, f"{others[1]}: row 2")):
+        assert refused(*paths, options=options) == (
+            f"{place} (data rows counted from 1), column 'year': the text is '1991', but '' "
+            "in other lines of the row. Do not keep the column."
+        )
 
 
 def test_folders_tell_columns(tmp_path):
