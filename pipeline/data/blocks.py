@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -361,6 +361,14 @@ def annotate_chunk(chunk: PackedChunk) -> AnnotatedChunk:
 
 
 @runtime_checkable
+class CanReadAhead(Protocol):
+    """A function that reads chunks, some of them before they are asked for."""
+
+    def read_ahead(self, keys: Iterable[int]) -> None:
+        """Start to read the chunk that the calling thread asks for next, and some after it."""
+
+
+@runtime_checkable
 class CanCountOnes(Protocol):
     """A function that reads chunks, and knows how many ones all of them have."""
 
@@ -389,6 +397,21 @@ class RowSource:
     def n_chunks(self) -> int:
         """Number of chunks."""
         return len(self.rows_per_chunk)
+
+
+def iter_chunks(
+    read: Callable[[int], PackedChunk], keys: Sequence[int], later: Sequence[int] = ()
+) -> Iterator[PackedChunk]:
+    """Yield chunks; the next ones, and those that other work needs later, are read meanwhile."""
+    for position, key in enumerate(keys):
+        start_reading(read, chain(keys[position:], later))
+        yield read(key)
+
+
+def start_reading(read: Callable[[int], PackedChunk], keys: Iterable[int]) -> None:
+    """Let a function that can read ahead start with the chunks that are needed next."""
+    if isinstance(read, CanReadAhead):
+        read.read_ahead(keys)
 
 
 class ChunkPart(NamedTuple):

@@ -9,7 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import AnnotatedChunk, PackedChunk, RowSource, annotate_chunk
+from pipeline.data.blocks import (
+    AnnotatedChunk,
+    PackedChunk,
+    RowSource,
+    annotate_chunk,
+    start_reading,
+)
 from pipeline.data.weights import ColumnPart
 from pipeline.errors import FitError, FitWarning
 
@@ -372,6 +378,10 @@ class _CodingReader:
 
     def __call__(self, key: int) -> AnnotatedChunk:
         return _code_chunk(self.read(key), self.coders)
+
+    def read_ahead(self, keys: Iterable[int]) -> None:
+        """Start to read the chunks that are needed next."""
+        start_reading(self.read, keys)
 
 
 def _iter_coded(

@@ -11,7 +11,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import AnnotatedChunk, PackedChunk, RowSource, annotate_chunk
+from pipeline.data.blocks import (
+    AnnotatedChunk,
+    PackedChunk,
+    RowSource,
+    annotate_chunk,
+    start_reading,
+)
 from pipeline.errors import FitError
 
 WeightKind = Literal["frequency", "sampling"]
@@ -217,6 +223,10 @@ class _WeightedReader:
     def __call__(self, key: int) -> AnnotatedChunk:
         chunk = self.read(key)
         return weigh_chunk(chunk, self.weights, chunk.columns[self.weights.column])
+
+    def read_ahead(self, keys: Iterable[int]) -> None:
+        """Start to read the chunks that are needed next."""
+        start_reading(self.read, keys)
 
 
 def weigh_rows(rows: RowSource, weights: RowWeights) -> RowSource:

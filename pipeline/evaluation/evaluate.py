@@ -6,7 +6,7 @@ compares the shares of ones of features and of pairs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import combinations
@@ -17,7 +17,7 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.arrays import Array, Counts
-from pipeline.data.blocks import BinaryBlock, PackedChunk, RowSource, number_rows
+from pipeline.data.blocks import BinaryBlock, PackedChunk, RowSource, number_rows, start_reading
 from pipeline.data.features import (
     Feature,
     HasFeatures,
@@ -547,3 +547,7 @@ class _FoldReader:
         if chunk.keep is not None:
             keep &= chunk.keep
         return replace(chunk, keep=keep)  # type: ignore[type-var]
+
+    def read_ahead(self, keys: Iterable[int]) -> None:
+        """Start to read the chunks that are needed next."""
+        start_reading(self.read, keys)

@@ -21,9 +21,10 @@ from pipeline.data.blocks import (
     RowSource,
     Tile,
     iter_blocks,
+    iter_chunks,
 )
 from pipeline.errors import FitError
-from pipeline.executors.base import Executor
+from pipeline.executors.base import Executor, SerialExecutor, ThreadsExecutor
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.executors.progress import Progress, ignore_progress
 from pipeline.passes.task_sizes import WorkEstimate, choose_rows_per_task, split_group
@@ -31,6 +32,8 @@ from pipeline.statistics.sums import Statistics
 
 CHUNKS_PER_GROUP = 8
 """Chunks whose sum is kept together, and the most that one task sums."""
+_N_LATER = 64
+"""Chunks that tasks know in advance; threads read a few of them ahead, each other ones."""
 TASK_MEMORY = 256 << 20
 """Bytes of statistics that one task may hold; wider data are counted in tiles of features."""
 
@@ -147,6 +150,7 @@ class GroupTask(NamedTuple, Generic[S]):
     keys: range
     part: ChunkPart = WHOLE_CHUNK  # of each chunk
     before: S | None = None  # sum of the group's earlier chunks, if it was stored
+    later: tuple[int, ...] = ()  # chunks that the next tasks of the same process read
 
 
 def collect_statistics(
@@ -198,6 +202,8 @@ def collect_groups(
         _make_tasks(*pair, rows.rows_per_chunk, size) for pair in zip(tiles, stored, strict=True)
     ]
     tasks = [task for groups in groups_by_tile for group in groups for task in group]
+    if isinstance(executor, SerialExecutor | ThreadsExecutor):
+        tasks = _list_later_chunks(tasks)
     parts = []
     with closing(executor.map(partial(reduce_group, fold, rows.read), tasks)) as mapped:
         results = _iter_with_progress(mapped, len(tasks), label, progress)
@@ -220,6 +226,16 @@ def _make_tasks(
     if tasks:
         tasks[0][0] = tasks[0][0]._replace(before=stored.open_group)
     return tasks
+
+
+def _list_later_chunks(tasks: Sequence[GroupTask[S]]) -> list[GroupTask[S]]:
+    """Add to each task the chunks that the tasks after it read."""
+    later: tuple[int, ...] = ()
+    listed = []
+    for task in reversed(tasks):
+        listed.append(task._replace(later=later))
+        later = tuple(dict.fromkeys((*task.keys, *later)))[:_N_LATER]
+    return listed[::-1]
 
 
 def _merge_tasks(
@@ -254,10 +270,14 @@ def _iter_with_progress(
 def reduce_group(
     fold: GroupReducer[S], read: Callable[[int], PackedChunk], task: GroupTask[S]
 ) -> S | None:
-    """Sum the rows of a task, reading its chunks one by one; None if it has none of the split."""
+    """Sum the rows of a task; None if it has none of the split.
+
+    While one chunk is summed, the next ones are read.
+    """
 
     def read_blocks() -> Iterator[BinaryBlock]:
-        blocks = (block for key in task.keys for block in iter_blocks(read(key), task.part))
+        chunks = iter_chunks(read, task.keys, task.later)
+        blocks = (block for chunk in chunks for block in iter_blocks(chunk, task.part))
         return (replace(block, tile=task.tile) for block in blocks if block.n_samples)
 
     return fold(read_blocks, task.before)

@@ -5,11 +5,13 @@ Bits are in little order throughout: sample r of a feature is bit r % 8 of byte 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from threading import Lock
+from functools import lru_cache
+from threading import Lock, Thread, current_thread
 from typing import Any, Protocol, TypeVar
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -203,12 +205,16 @@ class HasNbytes(Protocol):
 
 S = TypeVar("S", bound=HasNbytes)
 CacheKey = tuple[Hashable, int]
+_MAX_HELPERS = 64
+"""Threads that read ahead: more than one core of a machine can use from a slow store."""
 
 _in_use: WeakValueDictionary[CacheKey, HasNbytes] = WeakValueDictionary()
 """All chunks in memory: those that tasks work on, the cached ones, and the latest."""
 _cache: dict[CacheKey, HasNbytes] = {}
 _latest: list[HasNbytes] = []
 """The chunk read last, as the next task often works on another part of it."""
+_ahead: WeakKeyDictionary[Thread, dict[CacheKey, Future[HasNbytes]]] = WeakKeyDictionary()
+"""Chunks that are being read for each thread before it asks for them."""
 _lock = Lock()
 _read_locks = [Lock() for _ in range(64)]
 """Let threads that need the same chunk at the same time read it once."""
@@ -235,17 +241,55 @@ def get_or_read_chunk(rows: Hashable, key: int, memory: int, read: Callable[[], 
         known = _in_use.get((rows, key))
         if known is not None:
             return known  # type: ignore[return-value]
-        chunk = read()
+        chunk: S = _wait_for_chunk_ahead((rows, key)) or read()  # type: ignore[assignment]
         with _lock:
+            for own in _ahead.values():
+                own.pop((rows, key), None)
             _in_use[rows, key], _latest[:] = chunk, [chunk]
             if _evict_other_chunks(rows, memory - chunk.nbytes):
                 _cache[rows, key] = chunk
     return chunk
 
 
+def read_chunks_ahead(rows: Hashable, keys: Sequence[int], read: Callable[[int], S]) -> None:
+    """Start to read the chunks that the calling thread will ask for, in helper threads.
+
+    It gives up those that it asked for before but are not among them, and shares those that other
+    threads have started.
+    """
+    with _lock:
+        earlier = _ahead.pop(current_thread(), {})
+        others = {place for own in _ahead.values() for place in own}
+        own = {}
+        for place in dict.fromkeys((rows, key) for key in keys):
+            if place in earlier:
+                own[place] = earlier.pop(place)
+            elif place not in _in_use and place not in others:
+                own[place] = _start_helpers().submit(read, place[1])
+        for future in earlier.values():
+            future.cancel()
+        _ahead[current_thread()] = own
+
+
+def _wait_for_chunk_ahead(place: CacheKey) -> HasNbytes | None:
+    """Return a chunk that is being read, once it is there; None if there is none, or it failed."""
+    with _lock:
+        found = [own[place] for own in _ahead.values() if place in own]
+    try:
+        return found[0].result() if found else None
+    except Exception:  # by then, a store that refused many requests at a time may answer
+        return None
+
+
+@lru_cache(maxsize=1)
+def _start_helpers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_MAX_HELPERS, thread_name_prefix="read-ahead")
+
+
 def clear_chunk_cache() -> None:
     """Empty this process's cache."""
     with _lock:
+        _ahead.clear()
         _cache.clear()
         _latest.clear()
         _in_use.clear()
