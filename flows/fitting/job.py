@@ -45,7 +45,7 @@ from pipeline.passes.map_reduce import KeptSums
 from pipeline.statistics.labels import SEGMENT
 from pipeline.statistics.sums import Statistics
 from storage.artifacts.artifacts import RunFolder
-from storage.dataset.dataset import BinaryDataset
+from storage.dataset.dataset import MAX_BYTES_AHEAD, BinaryDataset
 from storage.errors import DataError
 from storage.quoting import split_quoted, unquote
 from storage.stores.locations import LATEST_NAME, AnyPath, check_outside_datasets, parse_path
@@ -103,9 +103,17 @@ class FitJob(FitPlan):
     @property
     def rows(self) -> RowSource:
         """The rows to fit."""
-        columns = self.model.list_required_columns()
+        from dask.system import CPU_COUNT
+
+        columns, split = self.model.list_required_columns(), self.request.split
         return make_row_source(
-            self.dataset, self.request.split, self.row_memory, self.skipped, columns, self.weights
+            self.dataset,
+            split,
+            self.row_memory,
+            self.skipped,
+            columns,
+            self.weights,
+            ahead=min(MAX_BYTES_AHEAD, self.memory_budget // (8 * CPU_COUNT)),
         )
 
     def open_kept_statistics(self, kind: type[Statistics], key: str | None) -> KeptSums[Any]:

@@ -132,12 +132,14 @@ def make_row_source(
     columns: tuple[str, ...] = (),
     weights: RowWeights | None = None,
     number_columns: tuple[str, ...] = (),
+    ahead: int | None = None,
 ) -> RowSource:
     """Make the rows of a dataset or split readable by passes.
 
     Every process may keep `memory` bytes of chunks. Skipped chunks, which only datasets on disk
-    have, are left out, and the per-row columns are read as well; the texts of `number_columns` are
-    parsed as numbers. Rows have `weights`, if given, and the row columns of the dataset.
+    have, are left out, and each thread reads `ahead` bytes of the others ahead, if given. The
+    per-row columns are read as well; the texts of `number_columns` are parsed as numbers. Rows have
+    `weights`, if given, and the row columns of the dataset.
     """
     row_columns = get_row_columns(dataset)
     own_columns, own_numbers = row_columns.list_columns()
@@ -146,6 +148,7 @@ def make_row_source(
         number_columns = (*number_columns, weights.column)
         columns = columns if weights.psu is None else (*columns, weights.psu)
     options: dict[str, Any] = {"skipped": skipped} if skipped else {}
+    options |= {} if ahead is None else {"ahead": ahead}
     options |= {"columns": columns, "number_columns": number_columns}
     read = dataset.make_reader(split, memory, **options)
     shape = count_planes(dataset), len(dataset.segment_names)

@@ -74,7 +74,7 @@ PlaneSource = int | tuple[str, float]
 """A row of bits, or a continuous feature and the lowest of its values that count as 1."""
 _VERSIONS = (DATASET_VERSION, LEVELS_VERSION)
 _MAX_GROUPS = 1000
-_CHUNKS_AHEAD_ON_STORES, _BYTES_AHEAD = 4, 1 << 28
+_CHUNKS_AHEAD_ON_STORES, MAX_BYTES_AHEAD = 4, 1 << 28
 """What each thread reads ahead: a request gives some 60 MB/s, but a core counts 400 MB/s."""
 
 
@@ -610,7 +610,7 @@ class BinaryDataset(StorageReprMixin):
         skipped: Sequence[int] = (),
         columns: tuple[str, ...] = (),
         number_columns: tuple[str, ...] = (),
-        ahead: int = _BYTES_AHEAD,
+        ahead: int = MAX_BYTES_AHEAD,
     ) -> ChunkReader:
         """Return a `ChunkReader` of this dataset, which works in any process."""
         path, skips = str(self.path.resolve()), frozenset(skipped)
@@ -912,7 +912,7 @@ class ChunkReader:
     number_columns: tuple[str, ...] = ()
     groups: RowGroups | None = None
     view: PlaneView | None = None
-    ahead: int = _BYTES_AHEAD
+    ahead: int = MAX_BYTES_AHEAD
 
     def __call__(self, key: int) -> Chunk:
         """Return a chunk, from the cache if possible."""

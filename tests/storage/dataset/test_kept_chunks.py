@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import collect_first_statistics
 from pipeline.models.clipped_pca import ClippedPCA
 from storage.dataset import chunks as kept_chunks
-from storage.dataset.chunks import clear_chunk_cache, get_or_read_chunk
+from storage.dataset.chunks import clear_chunk_cache, get_or_read_chunk, read_chunks_ahead
 from storage.dataset.dataset import BinaryDataset, ChunkReader
 from tests.support.clusters import LoggedReader
 from tests.support.data import write_arrays
@@ -124,6 +125,31 @@ def test_a_reader_keeps_whole_chunks_of_its_own_split(
         kept_rows = np.concatenate([chunk.rows[chunk.keep] for chunk in chunks])
         np.testing.assert_array_equal(kept_rows, np.flatnonzero(split == split_name))
     assert read == [0, 1, 2] * 2
+
+
+def test_chunks_are_read_ahead_once_and_those_not_needed_are_given_up() -> None:
+    read: list[int] = []
+
+    def read_chunk(key: int) -> Bytes:
+        read.append(key)
+        if read == [2]:
+            raise OSError("a store that is busy")
+        return Bytes(10)
+
+    read_chunks_ahead("a", [2], read_chunk)
+    for keys in ([2, 3], [3, 5], [5, 7]):
+        read_chunks_ahead("a", keys, read_chunk)
+        get_or_read_chunk("a", keys[0], 0, lambda key=keys[0]: read_chunk(key))
+    assert [*kept_chunks._ahead[threading.current_thread()]] == [("a", 7)]
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(read_chunks_ahead, "a", [7, 8], read_chunk).result()
+        assert pool.submit(get_or_read_chunk, "a", 7, 0, lambda: Bytes(20)).result().nbytes == 10
+    del pool
+    gc.collect()
+    assert len(kept_chunks._ahead) == 1  # nothing stays of threads that ended
+    assert sorted(read)[:5] == [2, 2, 3, 5, 7]  # 2 failed the first time
+    read_chunks_ahead("a", [], read_chunk)
+    assert not kept_chunks._ahead[threading.current_thread()]
 
 
 def test_features_are_counted_without_reading(tmp_path: Path) -> None:

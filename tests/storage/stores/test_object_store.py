@@ -7,14 +7,20 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from threading import Barrier
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from pipeline.data.datasets import make_row_source
+from pipeline.executors.base import SerialExecutor
+from pipeline.passes.map_reduce import collect_statistics
+from pipeline.statistics.counts import FeatureCounts
 from storage import load_artifact, open_codes, open_dataset
 from storage.artifacts.artifacts import NamedArray, RunFolder, write_artifact
 from storage.codes.codes import CodeArraySpec, UnfinishedCodes, create_codes, seal_codes
+from storage.dataset.chunks import clear_chunk_cache
 from storage.dataset.dataset import BinaryDataset, ChunkReader
 from storage.dataset.writer import _choose_chunk_words, append_dataset, create_dataset
 from storage.errors import DataError, FolderInUseError, StoreUnreachableError
@@ -39,6 +45,7 @@ from tests.support.object_proxy import (
     BROKEN,
     DENIED,
     THROTTLED,
+    ProxyRequest,
     fail_every,
     fail_writes,
 )
@@ -87,6 +94,36 @@ def test_any_process_reads_chunks(bucket):
     chunk = read(1)
     assert np.array_equal(chunk.columns["a/b çalış"], chunk.rows)
     assert np.array_equal(dataset.to_dask().compute(), random_bits(300, 5))
+
+
+def count_ones(dataset: BinaryDataset) -> list[int]:
+    rows, one_at_a_time = make_row_source(dataset), SerialExecutor()
+    clear_chunk_cache()
+    counts = collect_statistics(FeatureCounts.from_block, rows, one_at_a_time, "ones")
+    return counts.ones[0].tolist()
+
+
+def test_a_pass_has_five_chunks_in_flight(faulty_bucket, faulty):
+    X = random_bits(64 * 24, 5)
+    dataset = write_dataset(parse_path(f"{faulty_bucket}/d.zarr"), X, words_per_chunk=2)
+    in_flight, keys = Barrier(5), []
+
+    def fault(request: ProxyRequest) -> None:
+        if "/bits/c/" in request.path:
+            keys.append(request.path)
+            if len(keys) <= 10:
+                in_flight.wait(timeout=60)
+
+    faulty.fault = fault
+    assert count_ones(dataset) == X.sum(axis=0).tolist()
+    assert len(keys) == len(set(keys)) == dataset.n_chunks == 12
+
+
+def test_a_pass_goes_on_while_the_store_throttles(faulty_bucket, faulty):
+    X = random_bits(64 * 24, 5)
+    dataset = write_dataset(parse_path(f"{faulty_bucket}/d.zarr"), X, words_per_chunk=2)
+    faulty.fault = fail_every(2, THROTTLED)
+    assert count_ones(dataset) == X.sum(axis=0).tolist()
 
 
 def test_overwriting_replaces_the_dataset_once_the_new_is_whole(bucket):
