@@ -40,10 +40,10 @@ from pipeline.inference.sample import (
 )
 from pipeline.models.capabilities import check_can_sample, check_has_continuous_features
 from storage.artifacts.artifacts import ArtifactReader
+from storage.dataset.batches import pack_batch
 from storage.dataset.chunks import unpack_rows
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.dataset.writer import create_dataset
-from storage.sources import SourceBatch
 from storage.stores.locations import DATASET_FORMAT, AnyPath, check_target_folder, parse_path
 
 HELP = """Draw a synthetic dataset of any size from a fitted model.
@@ -151,7 +151,7 @@ def _write_dataset(job: SampleJob, executor: Executor, progress: Progress) -> Bi
             X = sum_planes(unpack_rows(packed, n_planes), fitted.features)
             labels = _make_segment_labels(fitted, task)
             columns = {} if group is None or labels is None else {group: labels}
-            writer.add(SourceBatch(X, None, columns, numbers=numbers), labels)
+            writer.add(pack_batch(X, None, columns, numbers=numbers), labels)
             done += len(X)
             progress("sample", done, n_rows, done)
     return open_dataset(job.output)

@@ -96,8 +96,8 @@ def _write_dataset(folder: Path, kinds: tuple[FeatureKind, ...], is_complete: bo
     """Write random rows of a model with two components; features have all kinds in turn."""
     import numpy as np
 
+    from storage.dataset.batches import pack_batch
     from storage.dataset.writer import create_dataset
-    from storage.sources.base import SourceBatch
 
     rng = np.random.default_rng(0)
     Z = rng.normal(size=(_N_ROWS, 2))
@@ -111,7 +111,7 @@ def _write_dataset(folder: Path, kinds: tuple[FeatureKind, ...], is_complete: bo
     if observed is not None:
         X *= observed
         numbers[observed[:, n_levels == 0] == 0] = np.nan
-    batch = SourceBatch(X, observed, {_WEIGHT: rng.integers(1, 4, _N_ROWS)}, numbers=numbers)
+    batch = pack_batch(X, observed, {_WEIGHT: rng.integers(1, 4, _N_ROWS)}, numbers=numbers)
     segments = np.resize([f"s{u}" for u in range(_N_SEGMENTS)], _N_ROWS)
     path = folder / f"{'-'.join(kinds)}-{is_complete}.zarr"
     with create_dataset(path, names, feature_levels=levels, columns=[_WEIGHT]) as writer:

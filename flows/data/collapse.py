@@ -20,7 +20,7 @@ LabelledBatch = tuple["Batch", NDArray[Any] | None]
 
 
 class Batch(NamedTuple):
-    """Rows to write; see `storage.dataset.writer.RowBatch`."""
+    """Rows to write; see `storage.dataset.batches.DenseBatch`."""
 
     X: NDArray[np.uint8]
     observed: NDArray[np.uint8] | None

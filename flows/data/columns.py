@@ -23,6 +23,7 @@ from flows.cli.options import (
     WholeNumber,
 )
 from flows.data.collapse import FREQUENCY
+from storage.dataset.batches import RowBatch
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
 from storage.format.manifest_schemas import check_schema
@@ -31,7 +32,6 @@ from storage.sources import (
     AbsentChunks,
     DuplicateRule,
     ReadOptions,
-    SourceBatch,
     format_map,
     parse_continuous,
     parse_levels,
@@ -413,7 +413,7 @@ def check_stored_columns(roles: ColumnRoles, base: BinaryDataset) -> None:
         )
 
 
-Segmenter = Callable[[SourceBatch, int], NDArray[Any] | None]
+Segmenter = Callable[[RowBatch, int], NDArray[Any] | None]
 """Returns the segment names of a batch's rows; takes the batch and the index of its first row."""
 
 
@@ -432,15 +432,15 @@ def make_segmenter(roles: ColumnRoles, n_rows: int | None, base: BinaryDataset |
             f"{total}. Choose at most {total // 2}."
         )
 
-    def name_time_bins(batch: SourceBatch, first: int) -> NDArray[Any]:
-        bins = (first + np.arange(len(batch.X))) * n_bins // total
+    def name_time_bins(batch: RowBatch, first: int) -> NDArray[Any]:
+        bins = (first + np.arange(len(batch))) * n_bins // total
         distinct, index = np.unique(bins, return_inverse=True)
         return np.array([f"bin {n_before + k + 1}" for k in distinct])[index]
 
     return name_time_bins
 
 
-def read_row_names(parameter: str, column: str, batch: SourceBatch, first: int) -> NDArray[Any]:
+def read_row_names(parameter: str, column: str, batch: RowBatch, first: int) -> NDArray[Any]:
     """Return the values of a column that names the segment or the split of each row.
 
     `first` is the index of the batch's first row. Raises `DataError` if a value is missing.

@@ -28,7 +28,7 @@ from flows.data.columns import (
 )
 from pipeline.executors.base import iter_results_in_order
 from pipeline.executors.progress import Progress, ignore_progress
-from storage.dataset.chunks import pack_rows, unpack_rows
+from storage.dataset.batches import RowBatch, count_bits
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.dataset.feature_levels import BINARY_LEVELS, format_levels
 from storage.dataset.updates import check_same_labels, find_rows
@@ -48,7 +48,6 @@ from storage.sources import (
     NewFiles,
     ReadOptions,
     Source,
-    SourceBatch,
     SourceUpdates,
     arrange_features,
     check_same_levels,
@@ -297,7 +296,7 @@ def write_rows(job: IngestJob, progress: Progress) -> BinaryDataset:
 
 def _iter_labelled_batches(
     job: IngestJob, n_rows: int | None, progress: Progress
-) -> Iterator[tuple[SourceBatch, NDArray[Any] | None]]:
+) -> Iterator[tuple[RowBatch, NDArray[Any] | None]]:
     """Read the rows of all sources, with their stored columns and the names of their segments."""
     roles = job.roles
     segment = make_segmenter(roles, n_rows, job.base) if n_rows != 0 else None
@@ -308,10 +307,11 @@ def _iter_labelled_batches(
         if roles.split_by:
             columns["split"] = read_row_names("split_by", roles.split_by, batch, done)
         yield replace(batch, columns=columns), None if segment is None else segment(batch, done)
-        done += len(batch.X)
+        done += len(batch)
         if roles.maps:
-            n_ones += int(np.count_nonzero(batch.X))
-            n_observed += batch.X.size if batch.observed is None else int(batch.observed.sum())
+            n_ones += count_bits(np.bitwise_or.reduce(batch.levels))
+            n_cells = len(batch) * batch.levels.shape[1]
+            n_observed += n_cells if batch.mask is None else count_bits(batch.mask)
         progress("ingest", done, n_rows or 0, done)
     if roles.maps and job.base is None and n_ones in (0, n_observed):
         raise DataError(
@@ -517,7 +517,7 @@ def _count_rows(sources: Sequence[Any], known_rows: int | None) -> int:
     if known_rows is not None:
         return known_rows
     return sum(
-        source.n_rows if source.n_rows is not None else sum(len(b.X) for b in source.iter_batches())
+        source.n_rows if source.n_rows is not None else sum(map(len, source.iter_batches()))
         for source in sources
     )
 
@@ -678,7 +678,7 @@ def _can_be_names(dataset: BinaryDataset, name: str) -> bool:
     return str(dataset.manifest["columns"][name]["kind"]) == "int"
 
 
-def iter_batches_in_order(sources: Sequence[Any]) -> Iterator[SourceBatch]:
+def iter_batches_in_order(sources: Sequence[Any]) -> Iterator[RowBatch]:
     """Yield the batches of all sources in order.
 
     Sources are read in parallel; those ahead of their turn wait, bit-packed, in temporary files.
@@ -701,34 +701,26 @@ def iter_batches_in_order(sources: Sequence[Any]) -> Iterator[SourceBatch]:
 
 
 def _spool_source(source: Any) -> IO[bytes]:
-    """Read a whole source into a temporary file, as a sequence of NumPy arrays.
-
-    Each bit of the levels is packed: one if all are 0 and 1.
-    """
+    """Read a whole source into a temporary file, as a sequence of NumPy arrays."""
     spool = tempfile.SpooledTemporaryFile(_SPOOL_BYTES)  # noqa: SIM115 (the reader closes it)
     for batch in source.iter_batches():
-        mask = np.empty((0, 0), np.uint8) if batch.observed is None else pack_rows(batch.observed)
         columns = (_convert_objects_to_text(batch.columns[name]) for name in source.column_names)
-        n_bits = max(1, int(batch.X.max(initial=0)).bit_length())
-        levels = (pack_rows(batch.X if n_bits == 1 else batch.X >> k & 1) for k in range(n_bits))
-        numbers = np.empty((0, 0), np.float32) if batch.numbers is None else batch.numbers
-        for values in (np.array([n_bits, batch.X.shape[1]]), *levels, mask, numbers, *columns):
-            np.save(spool, values, allow_pickle=False)
+        header = np.array([len(batch), batch.mask is not None, batch.numbers is not None])
+        for values in (header, batch.levels, batch.mask, batch.numbers, *columns):
+            if values is not None:
+                np.save(spool, values, allow_pickle=False)
     return spool
 
 
-def _iter_spool(source: Any, spool: IO[bytes]) -> Iterator[SourceBatch]:
+def _iter_spool(source: Any, spool: IO[bytes]) -> Iterator[RowBatch]:
     end = spool.tell()
     spool.seek(0)
     while spool.tell() < end:
-        n_bits, n_features = np.load(spool).tolist()
-        X = unpack_rows(np.load(spool), n_features)
-        for k in range(1, n_bits):
-            X |= unpack_rows(np.load(spool), n_features) << k
-        mask, numbers = np.load(spool), np.load(spool)
+        n_rows, has_mask, has_numbers = np.load(spool).tolist()
+        levels = np.load(spool)
+        mask, numbers = (np.load(spool) if has else None for has in (has_mask, has_numbers))
         columns = {name: np.load(spool) for name in source.column_names}
-        observed = unpack_rows(mask, n_features) if mask.size else None
-        yield SourceBatch(X, observed, columns, numbers=numbers if numbers.size else None)
+        yield RowBatch(n_rows, levels, mask, columns, numbers)
 
 
 def _convert_objects_to_text(values: NDArray[Any]) -> NDArray[Any]:

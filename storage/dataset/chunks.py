@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from storage.dataset.levels import Levels
 
 Words = NDArray[np.uint64]
+Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -134,12 +135,9 @@ def sort_by_segment(chunk: Chunk, segments: NDArray[np.int64]) -> Chunk:
     n_words = int((-(-blocks[:, 2] // 64)).sum())
 
     def move(words: Words) -> Words:
-        padded = np.pad(words, ((0, -len(words) % 8), (0, 0))).astype("<u8", copy=False)
-        rows = transpose_bits(padded.view(np.uint8))
-        moved = np.zeros((64 * n_words, rows.shape[1]), np.uint8)
-        moved[new_slots] = rows[old_slots]
-        moved_words = transpose_bits(moved)[: len(words)].view("<u8")
-        return moved_words.astype(np.uint64, copy=False)
+        bits = np.ascontiguousarray(words).astype("<u8", copy=False).view(np.uint8)
+        moved = move_bits(bits, old_slots, new_slots, n_words).view("<u8")
+        return moved.astype(np.uint64, copy=False)
 
     return Chunk(
         chunk.key,
@@ -152,8 +150,6 @@ def sort_by_segment(chunk: Chunk, segments: NDArray[np.int64]) -> Chunk:
         None if chunk.numbers is None else chunk.numbers[:, order],
     )
 
-
-Bytes = NDArray[np.uint8]
 
 # Delta swaps of an 8x8 bit matrix held in one word (Warren, Hacker's Delight, section 7-3).
 _SWAPS = ((7, 0x00AA00AA00AA00AA), (14, 0x0000CCCC0000CCCC), (28, 0x00000000F0F0F0F0))
@@ -177,22 +173,43 @@ def unpack_slots(words: NDArray[np.uint64], slots: NDArray[np.int64]) -> NDArray
     return np.unpackbits(packed, axis=1, bitorder="little").T[slots]
 
 
+def transpose_packed(bits: Bytes, n_columns: int) -> Bytes:
+    """Transpose a packed bit matrix, (n_rows, n_bytes) with so many columns.
+
+    The result is (n_columns, n_rows / 8).
+    """
+    rest = -len(bits) % 8
+    return transpose_bits(np.pad(bits, ((0, rest), (0, 0))) if rest else bits)[:n_columns]
+
+
+def move_bits(
+    bits: Bytes, old_slots: NDArray[np.int64], new_slots: NDArray[np.int64], n_words: int
+) -> Bytes:
+    """Move bits of features, (n, n_bytes), to other slots of so many words, (n, 8 n_words)."""
+    rows = transpose_packed(bits, 8 * bits.shape[1])
+    moved = np.zeros((64 * n_words, rows.shape[1]), np.uint8)
+    moved[new_slots] = rows[old_slots]
+    return transpose_bits(moved)[: len(bits)]
+
+
 def transpose_bits(rows: Bytes) -> Bytes:
     """Transpose a packed bit matrix: (8 a, b) bytes to (8 b, a) bytes; its own inverse."""
-    starts = range(0, len(rows), _ROWS_AT_ONCE)
-    parts = [_transpose_part(rows[start : start + _ROWS_AT_ONCE]) for start in starts]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-
-
-def _transpose_part(rows: Bytes) -> Bytes:
     n_rows, n_bytes = rows.shape
-    tiles = np.ascontiguousarray(rows.reshape(n_rows // 8, 8, n_bytes).transpose(2, 0, 1))
-    words = tiles.view("<u8")[..., 0]
-    for shift, mask in _SWAPS:
-        moved = (words ^ (words >> np.uint64(shift))) & np.uint64(mask)
-        words = words ^ moved ^ (moved << np.uint64(shift))
-    columns = words.astype("<u8", copy=False)[..., None].view(np.uint8)
-    return np.ascontiguousarray(columns.transpose(0, 2, 1)).reshape(8 * n_bytes, n_rows // 8)
+    transposed = np.empty((8 * n_bytes, n_rows // 8), np.uint8)
+    columns = transposed.reshape(n_bytes, 8, -1).transpose(0, 2, 1)
+    for start in range(0, n_rows, _ROWS_AT_ONCE):
+        tiles = rows[start : start + _ROWS_AT_ONCE].reshape(-1, 8, n_bytes).transpose(2, 0, 1)
+        words = np.array(tiles, order="C").view("<u8")[..., 0]
+        for shift, mask in _SWAPS:
+            moved = words >> np.uint64(shift)
+            moved ^= words
+            moved &= np.uint64(mask)
+            words ^= moved
+            moved <<= np.uint64(shift)
+            words ^= moved
+        part = slice(start // 8, (start + _ROWS_AT_ONCE) // 8)
+        columns[:, part] = words[..., None].view(np.uint8)
+    return transposed
 
 
 class HasNbytes(Protocol):

@@ -69,23 +69,27 @@ class Planes:
         """Whether every feature has exactly one plane."""
         return len(self) == len(self.levels) and bool((np.diff(self.firsts) == 1).all())
 
-    def split_levels(self, X: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Return the bits of each plane, (n_rows, n_planes), of levels counted from 0."""
+    def split_levels(self, levels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return the packed bits of each plane, (n_planes, n_bytes).
+
+        `levels` are the packed bits of levels counted from 0, from the lowest bit up, (n_bits,
+        n_features, n_bytes).
+        """
         if self.are_features:
-            return X
+            return levels[0] if len(levels) == 1 else np.bitwise_or.reduce(levels)
         steps = np.arange(len(self)) - self.firsts[self.features]
-        return (X[:, self.features] > steps).astype(np.uint8)
+        return compare_levels(levels[:, self.features], steps)
 
     def sum_planes(self, bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Undo `split_levels`; continuous features are 0."""
+        """Return levels, (n_rows, n_features), given the bits of planes; continuous ones are 0."""
         if self.are_features:
             return bits
         sums = np.cumsum(np.pad(bits, ((0, 0), (1, 0))), axis=1, dtype=np.int64)
         return np.diff(sums[:, self.firsts], axis=1).astype(np.uint8)
 
     def repeat_mask(self, mask: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Repeat the column of each feature for its planes: (n_rows, n_features) to planes."""
-        return mask if self.are_features else mask[:, self.features]
+        """Repeat the mask of each feature for its planes: (n_features, n_bytes) to planes."""
+        return mask if self.are_features else mask[self.features]
 
     @cached_property
     def continuous(self) -> NDArray[np.int64]:
@@ -105,6 +109,22 @@ class Planes:
         kinds = {0: "continuous", 2: "binary"}
         codes = [_KINDS[kinds.get(len(levels), "ordinal")] for levels in self.levels]
         return np.column_stack([self.firsts[:-1], np.diff(self.firsts), codes])
+
+
+def compare_levels(levels: NDArray[np.uint8], thresholds: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Return which levels exceed a threshold of their row, (n, n_bytes), from the highest bit down.
+
+    `levels` are packed bits, (n_bits, n, n_bytes), and `thresholds` are (n,).
+    """
+    n_bits = max(len(levels), int(thresholds.max(initial=0)).bit_length())
+    is_above = np.zeros(levels.shape[1:], np.uint8)
+    is_equal = ~is_above
+    for k in reversed(range(n_bits)):
+        bits = levels[k] if k < len(levels) else np.zeros_like(is_above)
+        own = np.where(thresholds[:, None] >> k & 1, np.uint8(255), np.uint8(0))
+        is_above |= is_equal & bits & ~own
+        is_equal &= ~(bits ^ own)
+    return is_above
 
 
 def format_levels(levels: Sequence[str]) -> str:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.dataset.chunks import Words, pack_rows
+from storage.dataset.batches import pack_features, pack_levels
+from storage.dataset.chunks import Bytes, Words, transpose_packed
 from storage.dataset.dataset import BinaryDataset
 from storage.dataset.feature_levels import Planes
 from storage.errors import DataError
@@ -128,7 +129,6 @@ def _look_up_stored(dataset: BinaryDataset, name: str, names: pyarrow.Array) -> 
     return _Lookup.of_values(np.array([*known.values()], np.int64), np.array([*known], np.int64))
 
 
-Bytes = NDArray[np.uint8]
 DuplicateRule = Literal["last", "any"]
 """Which of several values of a cell counts: the last one, or 1 if any is 1."""
 
@@ -192,11 +192,11 @@ def _iter_parts(
     for batch in batches:
         observed = np.ones_like(batch.X) if batch.observed is None else batch.observed
         cells_by_kind = (
-            planes.split_levels(batch.X),
-            planes.repeat_mask(observed),
-            planes.repeat_mask(batch.missing),
+            planes.split_levels(pack_levels(batch.X)),
+            planes.repeat_mask(pack_features(observed)),
+            planes.repeat_mask(pack_features(batch.missing)),
         )
-        packed = [pack_rows(cells) for cells in cells_by_kind]
+        packed = [transpose_packed(cells, len(batch.X)) for cells in cells_by_kind]
         keys = np.searchsorted(dataset.chunks[:, 0], batch.rows, side="right") - 1
         for key in np.unique(keys).tolist():
             own = slice(*np.searchsorted(keys, [key, key + 1]))

@@ -11,18 +11,29 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import zarr
 from numpy.typing import NDArray
 
+from storage.dataset.batches import (
+    DenseBatch,
+    RowBatch,
+    concatenate_bits,
+    count_bits,
+    make_full_mask,
+    pack_batch,
+    pack_features,
+    slice_bits,
+)
 from storage.dataset.chunks import (
+    Bytes,
     Words,
     add_feature_words,
     lay_out_blocks,
     list_occupied_slots,
-    pack_rows,
+    move_bits,
     pack_slots,
     transpose_bits,
 )
@@ -31,6 +42,7 @@ from storage.dataset.feature_levels import (
     BINARY_LEVELS,
     Planes,
     check_feature_levels,
+    compare_levels,
     format_levels,
 )
 from storage.dataset.levels import Codebook, LevelsWriter, encode_texts, make_codebook
@@ -392,43 +404,49 @@ def _choose_chunk_words(row_bits: int, expected_rows: int | None) -> int:
 class PendingRows:
     """Bit-packed rows, in arrival order, that wait for their chunk to fill up.
 
-    `values` has a bit per plane and row, `observed` one per feature and row. `arrays` are the
-    others with an entry per row, by name: per-row columns and continuous features.
+    `values` has the bits of each plane, (n_planes, n_bytes), and `observed` those of the mask of
+    each feature. `arrays` are the others with an entry per row, by name: per-row columns and
+    continuous features.
     """
 
-    values: NDArray[np.uint8]
-    observed: NDArray[np.uint8] | None
+    values: Bytes
+    observed: Bytes | None
     segments: NDArray[np.int32]
     arrays: dict[str, NDArray[Any]]
 
     def __len__(self) -> int:
-        return len(self.values)
+        return len(self.segments)
 
-    def slice_rows(self, rows: slice) -> PendingRows:
+    def slice_rows(self, start: int, stop: int) -> PendingRows:
         """Return a range of the rows."""
-        observed = None if self.observed is None else self.observed[rows]
-        arrays = {name: values[rows] for name, values in self.arrays.items()}
-        return PendingRows(self.values[rows], observed, self.segments[rows], arrays)
+        observed = None if self.observed is None else slice_bits(self.observed, start, stop)
+        arrays = {name: values[start:stop] for name, values in self.arrays.items()}
+        values = slice_bits(self.values, start, stop)
+        return PendingRows(values, observed, self.segments[start:stop], arrays)
 
 
 def concatenate_rows(parts: list[PendingRows]) -> PendingRows:
     """Concatenate pending rows."""
     if len(parts) == 1:
         return parts[0]
-    observed = None
+    observed, n_rows = None, [*map(len, parts)]
     if any(part.observed is not None for part in parts):
-        width = next(part.observed.shape[1] for part in parts if part.observed is not None)
-        full = (np.full((len(part), width), 255, np.uint8) for part in parts)
-        masks = ((part.observed, mask) for part, mask in zip(parts, full, strict=True))
-        observed = np.concatenate([mask if own is None else own for own, mask in masks])
+        height = next(len(part.observed) for part in parts if part.observed is not None)
+        masks = [
+            make_full_mask((height,), len(part)) if part.observed is None else part.observed
+            for part in parts
+        ]
+        observed = concatenate_bits(masks, n_rows)
     arrays = {name: np.concatenate([p.arrays[name] for p in parts]) for name in parts[0].arrays}
-    values = np.concatenate([part.values for part in parts])
+    values = concatenate_bits([part.values for part in parts], n_rows)
     return PendingRows(values, observed, np.concatenate([part.segments for part in parts]), arrays)
 
 
 def count_fitting_rows(segments: NDArray[np.int32], n_words: int) -> int:
     """Count the leading rows that fit into a chunk when every block starts on a word boundary."""
     segments = segments[: 64 * n_words]
+    if (segments == segments[0]).all():
+        return len(segments)
     opens_word = _rank_within_segments(segments) % 64 == 0
     return int(np.searchsorted(np.cumsum(opens_word), n_words, side="right"))
 
@@ -439,26 +457,6 @@ def _rank_within_segments(segments: NDArray[np.int32]) -> NDArray[np.int64]:
     rank = np.empty(len(segments), np.int64)
     rank[order] = np.arange(len(segments)) - np.repeat(starts, sizes)
     return rank
-
-
-class RowBatch(Protocol):
-    """A batch of rows to write, such as `storage.sources.SourceBatch`."""
-
-    @property
-    def X(self) -> NDArray[np.uint8]:
-        """Levels, counted from 0, (n_rows, n_features)."""
-
-    @property
-    def observed(self) -> NDArray[np.uint8] | None:
-        """Mask of the same shape, 1 = observed; None if all are observed."""
-
-    @property
-    def columns(self) -> Mapping[str, NDArray[Any]]:
-        """Per-row columns."""
-
-    @property
-    def numbers(self) -> NDArray[np.float32] | None:
-        """Values of continuous features, (n_rows, n_continuous), NaN if missing; None if none."""
 
 
 class StoredChunk(NamedTuple):
@@ -503,37 +501,41 @@ class DatasetWriter:
         """The planes of the features."""
         return Planes.of_features(self.feature_names, self.feature_levels)
 
-    def add(self, batch: RowBatch, segments: NDArray[Any] | None = None) -> None:
+    def add(self, batch: RowBatch | DenseBatch, segments: NDArray[Any] | None = None) -> None:
         """Append rows in arrival order.
 
         `segments` are the segment names of the rows, (n_rows,); None puts all into one segment.
         Raises `DataError` if the number of features differs from earlier batches, or a column
         changes its type.
         """
-        if not len(batch.X):
+        if not isinstance(batch, RowBatch):
+            batch = pack_batch(batch.X, batch.observed, batch.columns, batch.numbers)
+        if not (n_rows := len(batch)):
             return
-        if batch.X.shape[1] != len(self.feature_names):
+        n_features = len(self.feature_names)
+        if batch.levels.shape[1] != n_features:
             raise DataError(
-                f"A batch has {batch.X.shape[1]} features, but earlier ones have "
-                f"{len(self.feature_names)}. Check the sources."
+                f"A batch has {batch.levels.shape[1]} features, but earlier ones have "
+                f"{n_features}. Check the sources."
             )
-        self._check_levels(batch.X)
-        numbers, mask = self._get_numbers(batch), batch.observed
+        self._check_levels(batch)
+        numbers, mask = self._get_numbers(batch), batch.mask
         if len(self.planes.continuous):
-            mask = np.ones_like(batch.X) if mask is None else mask.copy()
-            mask[:, self.planes.continuous] = ~np.isnan(numbers)
-        values, observed = pack_rows(self.planes.split_levels(batch.X)), None
-        if mask is not None and not mask.all():
-            observed = pack_rows(mask)
-            values &= pack_rows(self.planes.repeat_mask(mask))
+            mask = make_full_mask((n_features,), n_rows) if mask is None else mask.copy()
+            mask[self.planes.continuous] = pack_features(~np.isnan(numbers))
+        if mask is not None and count_bits(mask) == n_rows * n_features:
+            mask = None
+        values = self.planes.split_levels(batch.levels)
+        if mask is not None:
+            values = values & self.planes.repeat_mask(mask)
         arrays = {
             f"columns/{name}": self._encode_column(name, batch.columns[name])
             for name in self.columns
         }
         names = (f"values/{name}" for name in self._continuous)
         arrays |= dict(zip(names, numbers.T, strict=True))
-        segment_codes = self._encode_segments(segments, len(batch.X))
-        self._pending.append(PendingRows(values, observed, segment_codes, arrays))
+        segment_codes = self._encode_segments(segments, n_rows)
+        self._pending.append(PendingRows(values, mask, segment_codes, arrays))
         waiting = sum(map(len, self._pending))
         if waiting >= 64 * self.words_per_chunk:
             self._write_full_chunks()
@@ -544,10 +546,8 @@ class DatasetWriter:
 
     def _get_numbers(self, batch: RowBatch) -> NDArray[np.float32]:
         """Check and return the values of continuous features, (n_rows, n_continuous)."""
-        shape = len(batch.X), len(self.planes.continuous)
-        numbers = (
-            np.empty((len(batch.X), 0), np.float32) if batch.numbers is None else batch.numbers
-        )
+        shape = len(batch), len(self.planes.continuous)
+        numbers = np.empty((len(batch), 0), np.float32) if batch.numbers is None else batch.numbers
         if numbers.shape != shape or np.isinf(numbers).any():
             raise DataError(
                 f"A batch has values of continuous features of shape {numbers.shape}, which must "
@@ -555,12 +555,13 @@ class DatasetWriter:
             )
         return numbers.astype(np.float32, copy=False)
 
-    def _check_levels(self, X: NDArray[np.uint8]) -> None:
+    def _check_levels(self, batch: RowBatch) -> None:
         if self.planes.are_features:
             return
         n_levels = np.array([len(levels) or 1 for levels in self.planes.levels])
-        if (is_above := n_levels <= X).any():
-            row, feature = np.argwhere(is_above)[0].tolist()
+        if compare_levels(batch.levels, n_levels - 1).any():
+            X = batch.X
+            row, feature = np.argwhere(n_levels <= X)[0].tolist()
             raise DataError(
                 f"Row {row + 1} of a batch has level {X[row, feature]} of feature "
                 f"{self.feature_names[feature]!r}, which has {n_levels[feature]} levels, counted "
@@ -618,7 +619,7 @@ class DatasetWriter:
         places = slot_by_row[updates.rows - base.chunks[updates.key, 0]]
         new = CellWords(
             *(
-                self._lay_out_bits(cells, places)[: len(ones)].view("<u8")[:, :n_words]
+                self._lay_out_rows(cells, places)[: len(ones)].view("<u8")[:, :n_words]
                 for cells in (updates.ones, updates.values, updates.missing)
             )
         )
@@ -763,8 +764,8 @@ class DatasetWriter:
     def _write_full_chunks(self) -> None:
         rows = concatenate_rows(self._pending)
         while (n_rows := count_fitting_rows(rows.segments, self.words_per_chunk)) < len(rows):
-            self._write_chunk(rows.slice_rows(slice(n_rows)))
-            rows = rows.slice_rows(slice(n_rows, None))
+            self._write_chunk(rows.slice_rows(0, n_rows))
+            rows = rows.slice_rows(n_rows, len(rows))
         self._pending = [rows]
 
     def _write_chunk(self, rows: PendingRows) -> None:
@@ -773,10 +774,12 @@ class DatasetWriter:
         blocks = lay_out_blocks(rows.segments)
         slots = list_occupied_slots(blocks)
         n_words = int(sum(-(-blocks[:, 2] // 64)))
-        words = self._lay_out_bits(rows.values[order], slots)[: len(self.planes)]
+        mask = rows.observed
+        if mask is not None and count_bits(mask) == len(rows) * len(self.feature_names):
+            mask = None
         stored: dict[str, NDArray[Any] | None] = {
-            "bits": words,
-            "observed": self._lay_out_mask(rows, order, slots),
+            "bits": self._lay_out_bits(rows.values, order, slots),
+            "observed": None if mask is None else self._lay_out_bits(mask, order, slots),
             "order": None if len(blocks) == 1 else self._lay_out_column(ORDER, order, slots),
         }
         for name, values in rows.arrays.items():
@@ -813,17 +816,16 @@ class DatasetWriter:
             mask = np.where(is_zero[first:, None], np.uint8(255), np.uint8(0))
             array[first:, start : start + width] = np.broadcast_to(mask, (len(mask), width))
 
-    def _lay_out_mask(
-        self, rows: PendingRows, order: NDArray[np.int64], slots: NDArray[np.int64]
-    ) -> NDArray[np.uint8] | None:
-        """Place the mask; return None if this chunk has no missing value."""
-        if rows.observed is None:
-            return None
-        mask = self._lay_out_bits(rows.observed[order], slots)[: len(self.feature_names)]
-        n_observed = np.bitwise_count(mask).sum(dtype=np.int64)
-        return None if n_observed == len(rows) * len(self.feature_names) else mask
+    def _lay_out_bits(
+        self, bits: Bytes, order: NDArray[np.int64], slots: NDArray[np.int64]
+    ) -> Bytes:
+        """Place the bits of rows, (n, n_bytes); rows that keep their order are copied."""
+        if (slots == order).all():
+            return np.pad(bits, ((0, 0), (0, 8 * self.words_per_chunk - bits.shape[1])))
+        return move_bits(bits, order, slots, self.words_per_chunk)
 
-    def _lay_out_bits(self, rows: NDArray[np.uint8], slots: NDArray[np.int64]) -> NDArray[np.uint8]:
+    def _lay_out_rows(self, rows: Bytes, slots: NDArray[np.int64]) -> Bytes:
+        """Place packed rows, (n_rows, n_bytes)."""
         placed = np.zeros((64 * self.words_per_chunk, rows.shape[1]), np.uint8)
         placed[slots] = rows
         return transpose_bits(placed)

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from storage.dataset.batches import RowBatch, pack_batch
 from storage.errors import DataError
 from storage.named_values import collect_values
-from storage.sources import SourceBatch
 from storage.sources.base import make_feature_names
 
 _SIDE, _LINE_PROBABILITY = 5, 0.3
@@ -157,7 +157,7 @@ class Example:
 
     feature_names: tuple[str, ...]
     n_rows: int
-    make: Callable[[], Iterator[SourceBatch]]
+    make: Callable[[], Iterator[RowBatch]]
     column_names: tuple[str, ...] = ()
     default_segment: str | None = None
     default_split: str | None = None
@@ -166,7 +166,7 @@ class Example:
     name_columns: tuple[str, ...] = ()
     feature_levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def iter_batches(self) -> Iterator[SourceBatch]:
+    def iter_batches(self) -> Iterator[RowBatch]:
         """Generate the rows in order."""
         return self.make()
 
@@ -245,7 +245,7 @@ def _make_digits() -> Example:
         is_informative
     ]
     digits = np.array([str(digit) for digit in labels])
-    batch = SourceBatch(np.ascontiguousarray(X[:, is_informative]), None, {"digit": digits})
+    batch = pack_batch(np.ascontiguousarray(X[:, is_informative]), None, {"digit": digits})
     return Example(tuple(names.tolist()), len(X), lambda: iter([batch]), ("digit",), "digit")
 
 
@@ -296,12 +296,12 @@ def _make_thresholded_gaussian(
 ) -> Example:
     n_features, n_factors = loadings.shape
 
-    def batches() -> Iterator[SourceBatch]:
+    def batches() -> Iterator[RowBatch]:
         for rows, rng in _iter_row_batches(n_rows, n_features, seed):
             latent = rng.standard_normal((len(rows), n_factors)) @ loadings.T
             if noise.any():
                 latent += noise * rng.standard_normal(latent.shape)
-            yield SourceBatch((latent > thresholds).astype(np.uint8), None, {})
+            yield pack_batch((latent > thresholds).astype(np.uint8), None, {})
 
     return Example(make_feature_names(n_features), n_rows, batches)
 
@@ -372,7 +372,7 @@ def _draw_mixing(features: int, components: int, rng: np.random.Generator) -> ND
 
 def draw_nonstationary_rows(
     truth: NonstationaryTruth, rows_per_segment: int, seed: int
-) -> Iterator[SourceBatch]:
+) -> Iterator[RowBatch]:
     """Draw rows segment by segment: x = [√(π/8) A z + ε > 0], so P(x = 1 | z) = Φ(√(π/8) A z).
 
     z ~ N(source_means[u], diag(source_variances[u])) in segment u and ε ~ N(0, I). The per-row
@@ -389,7 +389,7 @@ def draw_nonstationary_rows(
         sources += truth.source_means[segment]
         latent = sources @ scaled.T
         latent += rng.standard_normal(latent.shape)
-        yield SourceBatch((latent > 0).astype(np.uint8), None, {"segment": names[segment]})
+        yield pack_batch((latent > 0).astype(np.uint8), None, {"segment": names[segment]})
 
 
 def _make_survey(items: int, rows: int, seed: int) -> Example:
@@ -403,14 +403,14 @@ def _make_survey(items: int, rows: int, seed: int) -> Example:
     steps = np.linspace(-2, 2, len(_ANSWERS) - 1)
     thresholds = slopes[:, None] * (steps + rng.uniform(-1, 1, (items, 1)))
 
-    def batches() -> Iterator[SourceBatch]:
+    def batches() -> Iterator[RowBatch]:
         for batch, draws in _iter_row_batches(rows, items, seed):
             latent = slopes * draws.standard_normal((len(batch), 1))
             latent += draws.logistic(size=latent.shape)
             levels = np.zeros(latent.shape, np.uint8)
             for own in thresholds.T:
                 levels += latent > own
-            yield SourceBatch(levels, None, {})
+            yield pack_batch(levels, None, {})
 
     names = tuple(f"q{item + 1}" for item in range(items))
     return Example(names, rows, batches, feature_levels=dict.fromkeys(names, _ANSWERS))
@@ -423,10 +423,10 @@ def _make_enumerated_example(
     cases = enumerate_cases()
     n_cases, n_features = cases.X.shape
 
-    def batches() -> Iterator[SourceBatch]:
+    def batches() -> Iterator[RowBatch]:
         for batch, rng in _iter_row_batches(rows, n_features, seed):
             chosen = rng.choice(n_cases, len(batch), p=cases.probabilities)
-            yield SourceBatch(cases.X[chosen], None, {cases.column: cases.labels[chosen]})
+            yield pack_batch(cases.X[chosen], None, {cases.column: cases.labels[chosen]})
 
     attributes = {"entropy_bits": entropy(cases)}
     return Example(cases.feature_names, rows, batches, (cases.column,), attributes=attributes)

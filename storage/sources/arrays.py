@@ -12,16 +12,17 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from storage.dataset.batches import RowBatch
 from storage.errors import DataError
-from storage.sources.base import Source, SourceBatch, check_integers, make_feature_names
+from storage.sources.base import Source, check_integers, make_feature_names
 from storage.sources.spool import Entries, TemporaryFolder, format_duplicate, spool_entries
 from storage.sources.value_codes import (
-    MISSING,
     ReadOptions,
     check_implicit_zeros,
     check_numeric,
     encode_features,
     encode_numbers,
+    mark_missing,
     store_numbers,
 )
 
@@ -112,7 +113,7 @@ class NpySource(Source):
     is_streaming = True
     can_be_continuous = True
 
-    def _read_batches(self) -> Generator[SourceBatch]:
+    def _read_batches(self) -> Generator[RowBatch]:
         """Read the rows of the memory-mapped array."""
         if not self.n_rows:
             return
@@ -145,7 +146,7 @@ class NpzSource(Source):
     masked: bool
     labels: Mapping[str, tuple[str, ...]]
 
-    def _read_batches(self) -> Generator[SourceBatch]:
+    def _read_batches(self) -> Generator[RowBatch]:
         """Stream the matrix and the columns in parallel."""
         if not self.n_rows:
             return
@@ -158,7 +159,7 @@ class NpzSource(Source):
                 parts = {name: take(first, n_rows) for name, take in streams.items()}
                 yield self._make_batch(parts, first)
 
-    def _make_batch(self, parts: Mapping[str, NDArray[Any]], first_row: int) -> SourceBatch:
+    def _make_batch(self, parts: Mapping[str, NDArray[Any]], first_row: int) -> RowBatch:
         columns = {
             name: self._decode_column(name, parts[name], first_row) for name in self.column_names
         }
@@ -198,11 +199,11 @@ def make_number_batch(
     first_row: int,
     columns: Mapping[str, NDArray[Any]] | None = None,
     observed: NDArray[np.uint8] | None = None,
-) -> SourceBatch:
+) -> RowBatch:
     """Make a batch from numbers, (n_rows, n_features), and an optional mask of the same shape."""
     codes = encode_features(values, source.options, source.feature_names)
     if observed is not None:
-        codes[observed == 0] = MISSING
+        codes = mark_missing(codes, observed == 0)
 
     def texts(rows: slice, feature: int) -> list[str]:
         return [str(value) for value in values[rows, feature]]
@@ -360,7 +361,7 @@ class RowSparseSource(Source):
     n_rows: int
     block: tuple[int, int]
 
-    def _read_batches(self) -> Generator[SourceBatch]:
+    def _read_batches(self) -> Generator[RowBatch]:
         """Stream pointers, column indices and values in parallel."""
         with (
             ZipFile(self.path) as archive,
@@ -402,7 +403,7 @@ def make_sparse_batch(
     values: NDArray[Any],
     *,
     row_columns: Mapping[str, NDArray[Any]] | None = None,
-) -> SourceBatch:
+) -> RowBatch:
     """Make a batch from the entries of consecutive rows; cells without an entry are 0.
 
     Parameters
@@ -464,7 +465,7 @@ class UnorderedSparseSource(Source):
     n_rows: int
     entries: Callable[[ZipFile, tuple[int, int]], Iterator[Entries]]
 
-    def _read_batches(self) -> Generator[SourceBatch]:
+    def _read_batches(self) -> Generator[RowBatch]:
         """Order the entries on disk, then read the rows."""
         with ZipFile(self.path) as archive:
             entries = self.entries(archive, (self.n_rows, self.n_features))

@@ -12,21 +12,27 @@ import pyarrow.compute as pc
 import pyarrow.parquet
 from numpy.typing import NDArray
 
+from storage.dataset.batches import RowBatch, make_full_mask, slice_bits
+from storage.dataset.chunks import Bytes
 from storage.errors import DataError
 from storage.format.schema import MISSING_INTEGER
 from storage.quoting import parse_float, quote_prefix
-from storage.sources.base import Source, SourceBatch, check_integers
+from storage.sources.base import Source, check_integers
 from storage.sources.ordered_levels import check_same_order, make_level_map, merge_orders
 from storage.sources.value_codes import (
     INVALID,
     MISSING,
     MISSING_TOKENS,
+    PackedValues,
     ReadOptions,
     ValueCodes,
     ValueMap,
     encode_numbers,
     encode_tokens,
     find_map,
+    mark_missing,
+    merge_bitmaps,
+    pack_codes,
     store_numbers,
 )
 
@@ -35,6 +41,7 @@ def _list_case_variants(word: str) -> list[str]:
     return ["".join(letters) for letters in product(*({c, c.upper()} for c in word))]
 
 
+_FEW_VALUES = 16  # so many are compared one by one
 _TRUE_WORDS, _FALSE_WORDS = (
     ["1", "1.0", *_list_case_variants("true")],
     ["0", "0.0", *_list_case_variants("false")],
@@ -144,6 +151,74 @@ def is_text(kind: pa.DataType) -> bool:
     return kind in (pa.string(), pa.large_string(), pa.string_view())
 
 
+def pack_table(
+    columns: Sequence[tuple[str, pa.Array]], n_rows: int, options: ReadOptions
+) -> PackedValues | None:
+    """Pack named columns of a table, each with the map for its name; None if a value is INVALID."""
+    shape = len(columns), -(-n_rows // 8)
+    levels, mask = np.zeros((1, *shape), np.uint8), None
+    for k, (name, column) in enumerate(columns):
+        value_map = options.find_map(name)
+        if value_map is not None and value_map.is_continuous:
+            continue
+        packed = _pack_column(column, options, value_map)
+        if packed is None:
+            return None
+        if (n_new := len(packed.levels) - len(levels)) > 0:
+            levels = np.pad(levels, ((0, n_new), (0, 0), (0, 0)))
+        levels[: len(packed.levels), k] = packed.levels
+        if packed.mask is not None:
+            mask = make_full_mask(shape[:1], n_rows) if mask is None else mask
+            mask[k] = packed.mask
+    return PackedValues(levels, mask)
+
+
+def _pack_column(
+    column: pa.Array, options: ReadOptions, value_map: ValueMap | None
+) -> PackedValues | None:
+    """Pack one column; booleans and few distinct values never become a byte per value."""
+    n_rows = len(column)
+    if pa.types.is_boolean(column.type):
+        ones = _read_bitmap(column, 1)
+        codes = encode_numbers(np.array([False, True]), options, value_map)
+        return merge_bitmaps(
+            codes, lambda value: ones if value else ~ones, (), n_rows, _read_validity(column)
+        )
+    if is_text(column.type):
+        column = column.dictionary_encode()
+    if pa.types.is_dictionary(column.type) and len(column.dictionary) <= _FEW_VALUES:
+        codes = _encode_distinct(column, options, value_map)
+        places = _read_values(column.indices).astype(np.uint8)
+        return merge_bitmaps(
+            codes,
+            lambda place: np.packbits(places == place, bitorder="little"),
+            (),
+            n_rows,
+            _read_validity(column),
+        )
+    packed = pack_codes(encode_column(column, options, value_map)[:, None])
+    return packed and PackedValues(
+        packed.levels[:, 0], None if packed.mask is None else packed.mask[0]
+    )
+
+
+def _read_bitmap(column: pa.Array, buffer: int) -> Bytes:
+    """Return the bits of a buffer of an array: 0 is the validity, and 1 the values of booleans."""
+    bits = np.frombuffer(column.buffers()[buffer], np.uint8)
+    return slice_bits(bits, column.offset, column.offset + len(column))
+
+
+def _read_validity(column: pa.Array) -> Bytes | None:
+    """Return which values are not null, (n_bytes,); None if all are."""
+    return _read_bitmap(column, 0) if column.null_count else None
+
+
+def _read_values(column: pa.Array) -> NDArray[Any]:
+    """Return the numbers of an array, (n_rows,); null may be any number."""
+    values = np.frombuffer(column.buffers()[1], column.type.to_pandas_dtype())
+    return values[column.offset : column.offset + len(column)]
+
+
 def encode_table(columns: Mapping[str, pa.Array], n_rows: int, options: ReadOptions) -> ValueCodes:
     """Encode the columns of a table, (n_rows, n_columns), each with the map for its name."""
     by_column = np.zeros((len(columns), n_rows), np.uint8)
@@ -201,18 +276,24 @@ def encode_column(
         column = column.dictionary_encode()
     if not pa.types.is_dictionary(column.type):
         return _encode_number_column(column, options, value_map)
-    distinct = column.dictionary
-    if is_text(distinct.type):
-        tokens = distinct.to_pylist()
-        codes = encode_tokens(tokens, options, value_map)
-        if column.type.ordered:  # these are levels, even if they are called NA
-            is_level = [not (t is None or options.is_declared_missing(t)) for t in tokens]
-            codes[(codes == MISSING) & is_level] = INVALID
-    else:
-        codes = _encode_number_column(distinct, options, value_map)
+    codes = _encode_distinct(column, options, value_map)
     last = pa.scalar(len(codes), pa.int64())
     places: NDArray[np.int64] = column.indices.cast(pa.int64()).fill_null(last).to_numpy()
     return np.append(codes, np.uint8(MISSING))[places]
+
+
+def _encode_distinct(
+    column: pa.DictionaryArray, options: ReadOptions, value_map: ValueMap | None
+) -> ValueCodes:
+    """Encode the distinct values of a dictionary column, (n_distinct,)."""
+    if not is_text(column.dictionary.type):
+        return _encode_number_column(column.dictionary, options, value_map)
+    tokens = column.dictionary.to_pylist()
+    codes = encode_tokens(tokens, options, value_map)
+    if column.type.ordered:  # these are levels, even if they are called NA
+        is_level = [not (t is None or options.is_declared_missing(t)) for t in tokens]
+        codes[(codes == MISSING) & is_level] = INVALID
+    return codes
 
 
 def _encode_number_column(
@@ -227,9 +308,7 @@ def _encode_number_column(
         absent = column.is_null().to_numpy(zero_copy_only=False)
         column = column.fill_null(pa.scalar(False).cast(column.type))
     codes = encode_numbers(column.to_numpy(zero_copy_only=False), options, value_map)
-    if absent is not None:
-        codes[absent] = MISSING
-    return codes
+    return codes if absent is None else mark_missing(codes, absent)
 
 
 def make_csv_word_options(options: ReadOptions, value_map: ValueMap | None) -> dict[str, list[str]]:
@@ -307,10 +386,10 @@ def check_texts(texts: pa.Array, name: str, format_place: Callable[[int], str]) 
 
 def make_table_batch(
     source: Source, rows: pa.RecordBatch, first_row: int, options: ReadOptions
-) -> SourceBatch:
+) -> RowBatch:
     """Make a batch from rows of a table, the first of which is row `first_row` of the source."""
     features = {name: rows.column(name) for name in source.feature_names}
-    codes = encode_table(features, rows.num_rows, options)
+    packed = pack_table([*features.items()], rows.num_rows, options)
 
     def texts(part: slice, feature: int) -> list[str]:
         column = features[source.feature_names[feature]]
@@ -325,4 +404,8 @@ def make_table_batch(
         column = features[source.feature_names[feature]]
         return read_numbers(column, options, lambda k: source.format_place(first_row + k, feature))
 
-    return source.make_batch(codes, first_row, texts, columns, source.stack_numbers(read))
+    numbers = source.stack_numbers(read)
+    if packed is None:  # the first invalid value is refused
+        codes = encode_table(features, rows.num_rows, options)
+        return source.make_batch(codes, first_row, texts, columns, numbers)
+    return RowBatch(rows.num_rows, *packed, columns, numbers)

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -18,17 +18,17 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from storage.dataset.batches import RowBatch
 from storage.dataset.feature_levels import BINARY_LEVELS
 from storage.errors import DataError
 from storage.format.schema import MISSING_INTEGER
 from storage.sources.text import warn_about_encoding
 from storage.sources.value_codes import (
     INVALID,
-    MISSING,
     ReadOptions,
     ValueCodes,
-    copy_to_row_order,
     describe_invalid_value,
+    pack_codes,
     suggest_remedy,
 )
 
@@ -50,44 +50,26 @@ _MAX_REASON_LENGTH = 300
 
 
 @dataclass(frozen=True)
-class SourceBatch:
-    """Consecutive rows of one source.
+class SourceUpdates:
+    """Values of rows that a dataset already contains.
 
     Attributes
     ----------
     X
-        Levels, which count from 0, so that binary values are in {0, 1}; (n_rows, n_features) in C
-        order; 0 where not observed.
+        Levels, counted from 0, (n_rows, n_features); 0 where not observed.
     observed
-        1 = observed, same shape; None if all are observed.
+        1 = there is a value, same shape; other cells keep their value. None if all have one.
     columns
-        Per-row columns by name, each (n_rows,): integers, `MISSING_INTEGER` where missing; floats,
-        NaN where missing; or texts, empty where missing.
-    numbers
-        Values of the continuous features, (n_rows, n_continuous), NaN where missing; `X` is 0
-        there. None if no feature is continuous.
-    """
-
-    X: NDArray[np.uint8]
-    observed: NDArray[np.uint8] | None
-    columns: Mapping[str, NDArray[Any]]
-    numbers: NDArray[np.float32] | None = field(default=None, kw_only=True)
-
-
-@dataclass(frozen=True)
-class SourceUpdates(SourceBatch):
-    """Values of rows that a dataset already contains.
-
-    `X` and `observed` are as in a batch, but cells that are not observed keep their value.
-
-    Attributes
-    ----------
+        Per-row columns by name, (n_rows,) each.
     rows
         Rows of the dataset, in increasing order, (n_rows,).
     missing
         1 = explicitly missing, (n_rows, n_features).
     """
 
+    X: NDArray[np.uint8]
+    observed: NDArray[np.uint8] | None
+    columns: Mapping[str, NDArray[Any]]
     rows: NDArray[np.int64]
     missing: NDArray[np.uint8]
 
@@ -148,7 +130,7 @@ class Source(ABC):
             check_continuous_patterns(self.path, self.feature_names, self.options)
         check_map_patterns(self.path, self.feature_names, self.options)
 
-    def iter_batches(self) -> Iterator[SourceBatch]:
+    def iter_batches(self) -> Iterator[RowBatch]:
         """Yield the rows in order, about four million cells at a time.
 
         Raises `DataError` if the file is damaged or a value is not binary.
@@ -161,7 +143,7 @@ class Source(ABC):
                 if batch is None:
                     break
                 yield batch
-                n_rows += len(batch.X)
+                n_rows += len(batch)
         if self.n_rows not in (None, n_rows):
             raise DataError(
                 f"{self.path}: there are {n_rows} rows, but the file states {self.n_rows}. "
@@ -169,7 +151,7 @@ class Source(ABC):
             )
 
     @abstractmethod
-    def _read_batches(self) -> Generator[SourceBatch]:
+    def _read_batches(self) -> Generator[RowBatch]:
         """Read what `iter_batches` yields; exceptions of any type mean that the file is damaged."""
 
     def check_first_rows(self) -> None:
@@ -261,7 +243,7 @@ class Source(ABC):
         texts: Callable[[slice, int], Sequence[str]],
         columns: Mapping[str, NDArray[Any]] | None = None,
         numbers: NDArray[np.float32] | None = None,
-    ) -> SourceBatch:
+    ) -> RowBatch:
         """Turn value codes into a batch, or refuse the first invalid value.
 
         Parameters
@@ -273,23 +255,18 @@ class Source(ABC):
         texts
             Returns the values of (rows of `codes`, feature), as messages show them.
         numbers
-            Values of the continuous features, whose codes are 0; see `SourceBatch`.
+            Values of the continuous features, whose codes are 0; see `RowBatch`.
         """
-        codes = copy_to_row_order(codes)
         if not (self.can_select_columns or self.feature_mask.all()):
-            codes[:, ~self.feature_mask] = 0
-        highest = codes.max(initial=0)
-        if highest == INVALID:
+            codes = np.where(self.feature_mask, codes, np.uint8(0))
+        packed = pack_codes(codes)
+        if packed is None:
             row, feature = divmod(int((codes == INVALID).argmax()), self.n_features)
             nearby = texts(slice(max(0, row - _CONTEXT_ROWS), row + _CONTEXT_ROWS), feature)
             raise self.make_not_binary_error(
                 first_row + row, feature, nearby[min(row, _CONTEXT_ROWS)], nearby
             )
-        if highest < MISSING:
-            return SourceBatch(codes, None, columns or {}, numbers=numbers)
-        observed = (codes != MISSING).view(np.uint8)
-        codes *= observed
-        return SourceBatch(codes, observed, columns or {}, numbers=numbers)
+        return RowBatch(len(codes), *packed, columns or {}, numbers)
 
     def make_not_binary_error(
         self, row: int, feature: int, value: str, nearby: Sequence[str]

@@ -14,6 +14,7 @@ import pyarrow.compute
 import pyarrow.csv
 from numpy.typing import NDArray
 
+from storage.dataset.batches import RowBatch
 from storage.errors import DataError
 from storage.sources.arrow_columns import (
     convert_row_column,
@@ -23,7 +24,6 @@ from storage.sources.arrow_columns import (
 )
 from storage.sources.base import (
     Source,
-    SourceBatch,
     divide_columns,
     make_feature_names,
 )
@@ -67,7 +67,7 @@ class CsvSource(Source):
     header: tuple[str, ...]
     has_header: bool
 
-    def _read_batches(self) -> Generator[SourceBatch]:
+    def _read_batches(self) -> Generator[RowBatch]:
         """Parse blocks of lines: as bits or numbers if possible, else as text."""
         first_row = 0
         with open_text(self.path, self.options.encoding) as stream:
@@ -76,7 +76,7 @@ class CsvSource(Source):
             for block in iter_line_blocks(stream, TABLE_BLOCK_BYTES):
                 if (batch := self._read_cells(block, first_row)) is not None:
                     yield batch
-                    first_row += len(batch.X)
+                    first_row += len(batch)
                     continue
                 table, options = self._parse(block, first_row)
                 self._refuse_line_breaks(table, first_row)
@@ -84,7 +84,7 @@ class CsvSource(Source):
                     yield make_table_batch(self, rows, first_row, options)
                     first_row += rows.num_rows
 
-    def _read_cells(self, block: bytes, first_row: int) -> SourceBatch | None:
+    def _read_cells(self, block: bytes, first_row: int) -> RowBatch | None:
         """Parse the rows of a wide table as one column of cells, as a column costs 100 µs.
 
         Returns None for tables of few columns, and if there are quotes or rows of other lengths.
@@ -112,7 +112,7 @@ class CsvSource(Source):
                 return self._encode_cells(cells, n_rows, first_row)
         return None
 
-    def _encode_cells(self, cells: pa.Array, n_rows: int, first_row: int) -> SourceBatch:
+    def _encode_cells(self, cells: pa.Array, n_rows: int, first_row: int) -> RowBatch:
         """Make a batch of the texts of all cells, row by row."""
         places = np.arange(len(cells)).reshape(n_rows, -1)
         coded = cells.dictionary_encode()

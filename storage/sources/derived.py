@@ -18,8 +18,9 @@ from urllib.parse import unquote
 import numpy as np
 from numpy.typing import NDArray
 
+from storage.dataset.batches import RowBatch, make_full_mask
 from storage.errors import DataError
-from storage.sources.base import Source, SourceBatch, copy_fields
+from storage.sources.base import Source, copy_fields
 from storage.sources.spool import TemporaryFolder
 from storage.stores.object_path import ObjectPath, is_url, parse_object_url
 
@@ -52,20 +53,21 @@ class SelectedSource(_DerivedSource):
     can_select_columns = True  # all features that are left are selected
     can_be_continuous = True
 
-    def _read_batches(self) -> Generator[SourceBatch]:
+    def _read_batches(self) -> Generator[RowBatch]:
         """Read all features of the other source, and arrange them."""
         places = find_places(self.source.feature_names, self.feature_names)
         is_absent = places < 0
         for batch in self.source.iter_batches():
-            X, observed = np.ascontiguousarray(batch.X[:, places]), batch.observed
-            X[:, is_absent] = 0
-            if observed is not None or is_absent.any():
-                observed = np.ones_like(X) if observed is None else observed[:, places]
-                observed[:, is_absent] = 0
+            levels, mask = batch.levels[:, places], batch.mask
+            levels[:, is_absent] = 0
+            if mask is not None or is_absent.any():
+                full = make_full_mask((len(places),), len(batch))
+                mask = full if mask is None else mask[places]
+                mask[is_absent] = 0
             numbers = self._arrange_numbers(batch)
-            yield replace(batch, X=X, observed=observed, numbers=numbers)
+            yield replace(batch, levels=levels, mask=mask, numbers=numbers)
 
-    def _arrange_numbers(self, batch: SourceBatch) -> NDArray[np.float32] | None:
+    def _arrange_numbers(self, batch: RowBatch) -> NDArray[np.float32] | None:
         own, other = (
             [source.feature_names[k] for k in source.continuous_features]
             for source in (self, self.source)
@@ -73,7 +75,7 @@ class SelectedSource(_DerivedSource):
         if own == other:
             return batch.numbers
         places = find_places(other, own)
-        numbers = np.full((len(batch.X), len(own)), np.nan, np.float32)
+        numbers = np.full((len(batch), len(own)), np.nan, np.float32)
         if batch.numbers is not None:
             numbers[:, places >= 0] = batch.numbers[:, places[places >= 0]]
         return numbers
@@ -114,10 +116,10 @@ class PartitionedSource(_DerivedSource):
 
     values: Mapping[str, str]
 
-    def _read_batches(self) -> Generator[SourceBatch]:
+    def _read_batches(self) -> Generator[RowBatch]:
         """Add the columns to every batch."""
         for batch in self.source.iter_batches():
-            added = {name: np.full(len(batch.X), text) for name, text in self.values.items()}
+            added = {name: np.full(len(batch), text) for name, text in self.values.items()}
             yield replace(batch, columns={**batch.columns, **added})
 
 
@@ -174,7 +176,7 @@ class RemoteSource(Source):
         """The store's tag."""
         return {self.path: self.tag}
 
-    def _read_batches(self) -> Generator[SourceBatch]:
+    def _read_batches(self) -> Generator[RowBatch]:
         """Download the file and read its rows."""
         with open_local_copy(self.path, self.tag) as (copy, _):
             yield from self.opener(copy).iter_batches()

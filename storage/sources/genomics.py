@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from storage.dataset.batches import RowBatch
 from storage.errors import DataError
 from storage.extras import check_installed
 from storage.sources.arrays import check_pointers, make_number_batch, make_sparse_batch
 from storage.sources.arrow_columns import convert_row_column
-from storage.sources.base import Source, SourceBatch, translate_read_errors
+from storage.sources.base import Source, translate_read_errors
 from storage.sources.spool import Entries, spool_entries
 from storage.sources.value_codes import ReadOptions, check_implicit_zeros, check_numeric
 
@@ -44,7 +45,7 @@ class AnnDataSource(Source):
     encoding: str
     columns: Mapping[str, pa.Array] = field(repr=False)
 
-    def _read_batches(self) -> Generator[SourceBatch]:
+    def _read_batches(self) -> Generator[RowBatch]:
         """Read ranges of cells; a column-major matrix is reordered on disk first."""
         import h5py
 
@@ -53,9 +54,9 @@ class AnnDataSource(Source):
             if self.encoding == "csc_matrix":
                 first = 0
                 for batch in spool_entries(self, self.n_rows, _iter_column_entries(X)):
-                    columns = self._slice_columns(first, len(batch.X))
-                    yield SourceBatch(batch.X, batch.observed, columns)
-                    first += len(batch.X)
+                    columns = self._slice_columns(first, len(batch))
+                    yield replace(batch, columns=columns)
+                    first += len(batch)
                 return
             for first, n_rows in self.iter_row_ranges(self.n_rows):
                 columns = self._slice_columns(first, n_rows)
@@ -179,7 +180,7 @@ class BedSource(Source):
         """The three files."""
         return tuple(str(Path(self.path).with_suffix(s)) for s in (".bed", ".bim", ".fam"))
 
-    def _read_batches(self) -> Generator[SourceBatch]:
+    def _read_batches(self) -> Generator[RowBatch]:
         """Read long ranges of individuals and yield them as short ones."""
         step = max(self.batch_rows, _READ_CELLS // self.n_features)
         with _open_bed_reader(self.path) as bed:

@@ -21,6 +21,7 @@ import pyarrow.csv
 import pyarrow.parquet
 from numpy.typing import NDArray
 
+from storage.dataset.batches import RowBatch
 from storage.dataset.feature_levels import BINARY_LEVELS
 from storage.errors import DataError
 from storage.format.schema import MISSING_INTEGER
@@ -39,7 +40,6 @@ from storage.sources.base import (
     LONG_SUFFIXES,
     NewFeatures,
     Source,
-    SourceBatch,
     SourceUpdates,
     match_feature_names,
     select_feature_names,
@@ -491,7 +491,7 @@ class LongTableSource(Source):
         part = self.rows.slice(rows.start, rows.stop - rows.start)
         return {name: part.column(name).to_numpy() for name in part.column_names}
 
-    def _read_batches(self) -> Generator[SourceBatch]:
+    def _read_batches(self) -> Generator[RowBatch]:
         """Write the values of new rows to their places on disk, then read the rows."""
         absent, first = 0 if self.columns.value is None else MISSING, 0
         part, continuous = (range(self.n_rows), count_row_cells(self)), self.continuous_features
@@ -499,11 +499,11 @@ class LongTableSource(Source):
         numbers = self.entries.iter_numbers(*part) if continuous else ()
         with spool_numbers(self, self.n_rows, numbers, self.duplicates) as spooled:
             for batch in spool_codes(self, self.n_rows, entries, absent, self.duplicates):
-                rows = slice(first, first + len(batch.X))
+                rows = slice(first, first + len(batch))
                 first = rows.stop
                 columns = self._read_columns(rows)
                 own = spooled[rows].copy() if continuous else None
-                yield SourceBatch(batch.X, batch.observed, columns, numbers=own)
+                yield replace(batch, columns=columns, numbers=own)
 
     def iter_updates(self) -> Iterator[SourceUpdates]:
         """Do the same for rows of the dataset."""

@@ -13,8 +13,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from storage.dataset.batches import RowBatch
 from storage.errors import DataError
-from storage.sources.base import Source, SourceBatch, make_feature_names, translate_read_errors
+from storage.sources.base import Source, make_feature_names, translate_read_errors
 from storage.sources.derived import open_local_copy
 from storage.sources.spool import Entries, spool_entries
 from storage.sources.text import NUMBER_BLOCK_BYTES, iter_line_blocks, open_text, parse_numbers
@@ -42,7 +43,7 @@ class MatrixMarketSource(Source):
 
     header: _Header
 
-    def _read_batches(self) -> Generator[SourceBatch]:
+    def _read_batches(self) -> Generator[RowBatch]:
         """Order the entries on disk, then read the rows."""
         n_rows = self.header.sizes[0]
         with open_text(self.path, self.options.encoding) as stream:
@@ -173,7 +174,7 @@ def _mirror_entries(entries: Iterator[Entries]) -> Iterator[Entries]:
 class BasketSource(Source):
     """A `.dat` file of baskets; an item listed twice counts once."""
 
-    def _read_batches(self) -> Generator[SourceBatch]:
+    def _read_batches(self) -> Generator[RowBatch]:
         """Read ranges of baskets."""
         feature_items = np.array([_parse_item(name) for name in self.feature_names])
         order = np.argsort(feature_items)
@@ -189,7 +190,7 @@ class BasketSource(Source):
 
     def _iter_dense_batches(
         self, features: NDArray[np.int64], counts: NDArray[np.int64], first_row: int
-    ) -> Iterator[SourceBatch]:
+    ) -> Iterator[RowBatch]:
         ends = np.concatenate([[0], np.cumsum(counts)])
         one = encode_numbers(np.ones(1), self.options)[0]
         for first, n_rows in self.iter_row_ranges(len(counts)):

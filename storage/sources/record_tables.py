@@ -15,6 +15,7 @@ from zipfile import ZipFile
 import pyarrow as pa
 import pyarrow.parquet
 
+from storage.dataset.batches import RowBatch
 from storage.errors import DataError
 from storage.extras import check_installed
 from storage.quoting import parse_float, quote_raw
@@ -26,7 +27,6 @@ from storage.sources.arrow_columns import (
 )
 from storage.sources.base import (
     Source,
-    SourceBatch,
     divide_columns,
 )
 from storage.sources.ordered_levels import check_same_order, make_level_map, match_labels
@@ -65,7 +65,7 @@ class RecordSource(Source):
         """List the warnings about the header."""
         return [*self.warnings]
 
-    def _read_batches(self) -> Generator[SourceBatch]:
+    def _read_batches(self) -> Generator[RowBatch]:
         """Read ranges of rows."""
         names, first_row = [*self.feature_names, *self.column_names], 0
         records: Any = self.read_records(self.path, names, self.batch_rows)

@@ -17,9 +17,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from storage.dataset.batches import RowBatch
 from storage.errors import DataError
 from storage.read_ahead import read_ahead
-from storage.sources.base import Source, SourceBatch
+from storage.sources.base import Source
 from storage.sources.value_codes import INVALID, MISSING, ValueCodes, encode_numbers
 from storage.stores.locations import LOCK_SUFFIX, Lock, LockedError
 
@@ -199,7 +200,7 @@ def _keep_last_entries(
     return cells[last], codes[last]
 
 
-def spool_entries(source: Source, n_rows: int, entries: Iterable[Entries]) -> Iterator[SourceBatch]:
+def spool_entries(source: Source, n_rows: int, entries: Iterable[Entries]) -> Iterator[RowBatch]:
     """Spool all entries, then read the rows; a cell without an entry is 0.
 
     Raises `DataError` if an entry lies outside the matrix, is not binary, or is a duplicate.
@@ -226,7 +227,7 @@ def spool_codes(
     entries: Iterable[CellCodes],
     absent: int = 0,
     duplicates: DuplicateRule | None = None,
-) -> Iterator[SourceBatch]:
+) -> Iterator[RowBatch]:
     """Spool value codes, then read the rows.
 
     Parameters

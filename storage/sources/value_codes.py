@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from storage.dataset.batches import clear_padding, make_full_mask, pack_features, pack_levels
+from storage.dataset.chunks import Bytes
 from storage.dataset.feature_levels import MAX_LEVELS
 from storage.errors import DataError
 from storage.quoting import (
@@ -35,8 +37,6 @@ ValueCodes = NDArray[np.uint8]
 
 # Value codes other than levels, which count from 0.
 MISSING, INVALID = 254, 255
-# So few columns that their source rows and a target line each fit the first-level cache.
-_TILE_COLUMNS = 16
 _ALL_FEATURES = "*:"  # prefix of a map for all features, whose values may contain colons
 _MAX_DISTINCT = 10
 _FEW_NUMBERS = 4  # so many are compared one by one
@@ -346,21 +346,26 @@ def encode_numbers(
 ) -> ValueCodes:
     """Encode booleans, integers or floats as levels, MISSING or INVALID, in the same shape.
 
-    Continuous features have code 0.
+    Continuous features have code 0. The codes may share memory with the values.
     """
     values = np.asarray(values)
     if value_map is not None and value_map.is_continuous:
         return np.zeros(values.shape, np.uint8)
     if values.dtype.kind == "b":
         if value_map is None and options.threshold is None and not options.missing:
-            return values.astype(np.uint8)
+            return _encode_observed(values, options, None)
         false, true = encode_tokens(("false", "true"), options, value_map)
         codes: ValueCodes = np.where(values, true, false)
         return codes
     codes = _encode_observed(values, options, value_map)
     if values.dtype.kind == "f" or options.missing_numbers:
-        codes[find_missing(values, options)] = MISSING
+        codes = mark_missing(codes, find_missing(values, options))
     return codes
+
+
+def mark_missing(codes: ValueCodes, is_missing: NDArray[np.bool_]) -> ValueCodes:
+    """Return codes that are MISSING where told."""
+    return np.where(is_missing, np.uint8(MISSING), codes) if is_missing.any() else codes
 
 
 def find_missing(values: NDArray[Any], options: ReadOptions) -> NDArray[np.bool_]:
@@ -382,6 +387,8 @@ def _encode_observed(
         codes = _encode_mapped_numbers(values, value_map.numbers)
     elif options.threshold is not None:
         codes = (values > options.threshold).view(np.uint8)
+    elif values.dtype.itemsize == 1 and (plain := values.view(np.uint8)).max(initial=0) <= 1:
+        codes = plain
     else:
         ones = values == 1
         binary = ones | (values == 0)
@@ -449,6 +456,69 @@ def encode_features(
     return codes
 
 
+class PackedValues(NamedTuple):
+    """Values packed feature by feature, as in `storage.dataset.batches.RowBatch`.
+
+    `levels` are the bits of the levels, (n_bits, …, n_bytes), and `mask` is 1 = observed,
+    (…, n_bytes), or None if all values are observed.
+    """
+
+    levels: Bytes
+    mask: Bytes | None
+
+
+def pack_codes(codes: ValueCodes) -> PackedValues | None:
+    """Pack codes, (n_rows, n_features), feature by feature; None if one is INVALID."""
+    highest = int(codes.max(initial=0))
+    if highest < MISSING:
+        return PackedValues(pack_levels(codes, highest), None)
+    if highest == INVALID:
+        return None
+    observed = codes != MISSING
+    return PackedValues(pack_levels(codes * observed), pack_features(observed))
+
+
+def merge_bitmaps(
+    codes: ValueCodes,
+    find_cells: Callable[[int], Bytes],
+    shape: tuple[int, ...],
+    n_rows: int,
+    mask: Bytes | None = None,
+) -> PackedValues | None:
+    """Pack values of which few are distinct, given the cells with each of them.
+
+    Parameters
+    ----------
+    codes
+        Codes of the distinct values.
+    find_cells
+        Returns which cells have a value, given its place in `codes`, (*shape, n_bytes); bits after
+        the last row do not matter.
+    shape, n_rows
+        Axes of the cells before the last one, which has this number of rows.
+    mask
+        Which cells have one of the values; None if all do.
+
+    Returns
+    -------
+    PackedValues | None
+        The levels; None if an INVALID value occurs.
+    """
+    n_bits = max(1, int(codes[codes < MISSING].max(initial=0)).bit_length())
+    levels = np.zeros((n_bits, *shape, -(-n_rows // 8)), np.uint8)
+    for place in np.flatnonzero(codes).tolist():
+        code, cells = int(codes[place]), clear_padding(find_cells(place), n_rows)
+        if code < MISSING:
+            for k in range(n_bits):
+                if code >> k & 1:
+                    levels[k] |= cells
+        elif (cells if mask is None else cells & mask).any():
+            if code == INVALID:
+                return None
+            mask = (make_full_mask(shape, n_rows) if mask is None else mask) & ~cells
+    return PackedValues(levels if mask is None else levels & mask, mask)
+
+
 def store_numbers(
     values: NDArray[Any],
     options: ReadOptions,
@@ -505,16 +575,6 @@ def check_implicit_zeros(path: str, options: ReadOptions) -> None:
             f"{path}: a sparse file leaves out its zeros, but {{threshold}} or {{missing}} gives 0 "
             "another meaning. Use a threshold of 0 or more, or a dense format."
         )
-
-
-def copy_to_row_order(codes: ValueCodes) -> ValueCodes:
-    """Copy to C order in narrow tiles, three times as fast as in one go."""
-    if codes.flags.c_contiguous:
-        return codes
-    ordered = np.empty(codes.shape, codes.dtype)
-    for start in range(0, codes.shape[1], _TILE_COLUMNS):
-        ordered[:, start : start + _TILE_COLUMNS] = codes[:, start : start + _TILE_COLUMNS]
-    return ordered
 
 
 def suggest_map_of_labels(name: str, zero: str, one: str) -> str:

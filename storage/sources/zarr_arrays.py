@@ -18,10 +18,11 @@ import zarr
 from numpy.typing import NDArray
 
 from storage.codes.codes import Codes, open_codes
+from storage.dataset.batches import RowBatch
 from storage.errors import DataError
 from storage.format.schema import CODES_FORMAT, SAFE_CODECS, check_codecs
 from storage.sources.arrays import make_dimensions_error, make_number_batch
-from storage.sources.base import Source, SourceBatch, make_feature_names
+from storage.sources.base import Source, make_feature_names
 from storage.sources.ordered_levels import make_level_map
 from storage.sources.value_codes import AbsentChunks, ReadOptions, check_numeric
 from storage.stores.locations import DATASET_FORMAT, MANIFEST_NAME
@@ -39,7 +40,7 @@ class ZarrSource(Source):
 
     array: str
 
-    def _read_batches(self) -> Generator[SourceBatch]:
+    def _read_batches(self) -> Generator[RowBatch]:
         """Read whole rows of chunks, so that each chunk is decoded once."""
         array = self._array_and_warning[0]
         n_rows, chunk_rows = array.shape[0], array.chunks[0]
@@ -132,7 +133,7 @@ class ReconstructedSource(Source):
 
     array: str
 
-    def _read_batches(self) -> Generator[SourceBatch]:
+    def _read_batches(self) -> Generator[RowBatch]:
         """Read range by range."""
         codes, first = open_codes(self.path), 0
         for key in range(codes.n_chunks):

@@ -14,6 +14,7 @@ from scipy.stats import chisquare, kstest, multivariate_normal, norm
 from sklearn.datasets import load_digits
 
 from storage import examples
+from storage.dataset.batches import RowBatch
 from storage.errors import DataError
 from storage.examples import (
     EnumeratedCases,
@@ -28,13 +29,12 @@ from storage.examples import (
     merge_equal_rows,
     open_example,
 )
-from storage.sources import SourceBatch
 
 FEATURES, COMPONENTS, SEGMENTS, ROWS = 5, 3, 6, 20_000
 SMALL = "example:nonstationary:features=3,components=2,segments=4,rows_per_segment=5"
 
 
-def together(batches: Iterator[SourceBatch]) -> tuple[np.ndarray, np.ndarray]:
+def together(batches: Iterator[RowBatch]) -> tuple[np.ndarray, np.ndarray]:
     """All rows of the batches, and their segments."""
     parts = list(batches)
     return (

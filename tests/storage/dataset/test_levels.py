@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.dataset import levels
+from storage.dataset.batches import pack_batch
 from storage.dataset.dataset import open_dataset
 from storage.dataset.updates import find_rows
 from storage.dataset.writer import append_dataset
 from storage.errors import DataError
 from storage.format.manifests import write_manifest
-from storage.sources import SourceBatch
 from storage.stores.locations import checksum
 from tests.storage.conftest import files_of, new_path, random_bits, write_dataset
 
@@ -111,7 +111,7 @@ def test_an_interrupted_append_leaves_no_texts(tmp_path):
 
     def interrupted() -> None:
         with append_dataset(path, ["f0", "f1", "f2"]) as writer:
-            writer.add(SourceBatch(random_bits(200, 3), None, {"id": ids(66, 266)}))
+            writer.add(pack_batch(random_bits(200, 3), None, {"id": ids(66, 266)}))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
