@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import IO, Any, Literal, NamedTuple
@@ -42,6 +42,7 @@ from storage.dataset.writer import (
 from storage.errors import DataError, FolderInUseError
 from storage.examples import EXAMPLE_PREFIX, open_example
 from storage.quoting import quote, quote_raw, split_quoted, unquote
+from storage.read_ahead import read_ahead
 from storage.sources import (
     AbsentFeatures,
     NewFeatures,
@@ -279,24 +280,24 @@ def write_rows(job: IngestJob, progress: Progress) -> BinaryDataset:
     expected = None if None in totals else sum(totals)
     n_rows = _count_rows(sources, expected) if roles.segments else expected
     batches: Iterable[tuple[Any, NDArray[Any] | None]]
-    batches = _iter_labelled_batches(job, n_rows, progress)
-    if roles.collapse:
-        distinct = collapse_rows(batches, sources[0].feature_levels)
-        if len(distinct) == 1 and job.base is None:
-            raise DataError("{collapse}: all rows are equal, so that only one would be stored.")
-        batches, n_rows = distinct.iter_batches(), len(distinct)
-    with _open_writer(job, n_rows) as writer:
-        if (source := _find_updates(sources)) is not None:
-            cells = _iter_updates(job, source), source.duplicates
-            writer.update(*cells, source.format_known_row)
-        for batch, segments in batches:
-            writer.add(batch, segments)
+    with closing(_iter_labelled_batches(job, n_rows, progress)) as batches:
+        if roles.collapse:
+            distinct = collapse_rows(batches, sources[0].feature_levels)
+            if len(distinct) == 1 and job.base is None:
+                raise DataError("{collapse}: all rows are equal, so that only one would be stored.")
+            batches, n_rows = distinct.iter_batches(), len(distinct)
+        with _open_writer(job, n_rows) as writer:
+            if (source := _find_updates(sources)) is not None:
+                cells = _iter_updates(job, source), source.duplicates
+                writer.update(*cells, source.format_known_row)
+            for batch, segments in batches:
+                writer.add(batch, segments)
     return open_dataset(job.path)
 
 
 def _iter_labelled_batches(
     job: IngestJob, n_rows: int | None, progress: Progress
-) -> Iterator[tuple[RowBatch, NDArray[Any] | None]]:
+) -> Generator[tuple[RowBatch, NDArray[Any] | None]]:
     """Read the rows of all sources, with their stored columns and the names of their segments."""
     roles = job.roles
     segment = make_segmenter(roles, n_rows, job.base) if n_rows != 0 else None
@@ -681,10 +682,11 @@ def _can_be_names(dataset: BinaryDataset, name: str) -> bool:
 def iter_batches_in_order(sources: Sequence[Any]) -> Iterator[RowBatch]:
     """Yield the batches of all sources in order.
 
-    Sources are read in parallel; those ahead of their turn wait, bit-packed, in temporary files.
+    Sources are read in parallel; those ahead of their turn wait, bit-packed, in temporary files. Of
+    a single source, the next batch is read while one is written.
     """
     if len(sources) == 1:
-        yield from sources[0].iter_batches()
+        yield from read_ahead(sources[0].iter_batches())
         return
     from dask.system import CPU_COUNT
 

@@ -72,7 +72,7 @@ class RowBatch:
         low, *higher = self.levels
         X = unpack_features(low, self.n_rows)
         for k, bits in enumerate(higher, start=1):
-            X |= unpack_features(bits, self.n_rows) << k
+            X |= np.left_shift(unpack_features(bits, self.n_rows), np.uint8(k))
         return X
 
     @property
@@ -96,7 +96,7 @@ def pack_batch(
 
 
 def pack_levels(X: NDArray[np.uint8], highest: int | None = None) -> Bytes:
-    """Pack each bit of levels: (n_rows, n_features) to (n_bits, n_features, n_bytes).
+    """Pack each bit of levels, as `pack_features` does: to (n_bits, n_features, n_bytes).
 
     `highest` is the highest level, if it is known.
     """
@@ -107,9 +107,12 @@ def pack_levels(X: NDArray[np.uint8], highest: int | None = None) -> Bytes:
 
 
 def pack_features(X: NDArray[Any]) -> Bytes:
-    """Pack a 0/1 matrix feature by feature: (n_rows, n_features) to (n_features, n_bytes)."""
-    if X.strides[0] <= X.strides[1]:
-        return np.packbits(X.T, axis=1, bitorder="little")
+    """Pack a 0/1 matrix feature by feature: (n_rows, n_features) to (n_features, n_bytes).
+
+    One feature, (n_rows,), becomes (n_bytes,).
+    """
+    if X.strides[0] <= X.strides[-1]:
+        return np.packbits(X.T, axis=-1, bitorder="little")
     return transpose_packed(pack_rows(X), X.shape[1])
 
 
@@ -149,11 +152,12 @@ def concatenate_bits(parts: Sequence[Bytes], n_rows: Sequence[int]) -> Bytes:
     start = 0
     for bits, n in zip(parts, n_rows, strict=True):
         first, shift = divmod(start, 8)
-        own = joined[..., first : first + bits.shape[-1]]
-        own |= bits << shift
         if shift:
+            joined[..., first : first + bits.shape[-1]] |= bits << shift
             rest = joined[..., first + 1 : first + 1 + bits.shape[-1]]
             rest |= bits[..., : rest.shape[-1]] >> (8 - shift)
+        else:
+            joined[..., first : first + bits.shape[-1]] = bits
         start += n
     return joined
 

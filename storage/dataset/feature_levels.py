@@ -76,7 +76,8 @@ class Planes:
         n_features, n_bytes).
         """
         if self.are_features:
-            return levels[0] if len(levels) == 1 else np.bitwise_or.reduce(levels)
+            bits: NDArray[np.uint8] = levels[0]
+            return bits if len(levels) == 1 else np.bitwise_or.reduce(levels)
         steps = np.arange(len(self)) - self.firsts[self.features]
         return compare_levels(levels[:, self.features], steps)
 

@@ -106,6 +106,8 @@ _CHUNK_BYTES = 8 << 20
 _MAX_CHUNK_BYTES, _TARGET_CHUNKS = 32 << 20, 64
 _DEFAULT_SEGMENT = "all"
 _MAX_INT64 = np.iinfo(np.int64).max
+Places = slice | NDArray[np.int64]
+"""Rows or slots of a chunk; a slice if all rows keep their order."""
 
 
 @contextmanager
@@ -770,9 +772,12 @@ class DatasetWriter:
 
     def _write_chunk(self, rows: PendingRows) -> None:
         key = self._n_chunks
-        order = np.argsort(rows.segments, kind="stable")
         blocks = lay_out_blocks(rows.segments)
-        slots = list_occupied_slots(blocks)
+        order: Places = slice(len(rows))
+        slots: Places = order
+        if len(blocks) > 1:
+            order = np.argsort(rows.segments, kind="stable")
+            slots = list_occupied_slots(blocks)
         n_words = int(sum(-(-blocks[:, 2] // 64)))
         mask = rows.observed
         if mask is not None and count_bits(mask) == len(rows) * len(self.feature_names):
@@ -780,7 +785,9 @@ class DatasetWriter:
         stored: dict[str, NDArray[Any] | None] = {
             "bits": self._lay_out_bits(rows.values, order, slots),
             "observed": None if mask is None else self._lay_out_bits(mask, order, slots),
-            "order": None if len(blocks) == 1 else self._lay_out_column(ORDER, order, slots),
+            "order": None
+            if isinstance(order, slice)
+            else self._lay_out_column(ORDER, order, slots),
         }
         for name, values in rows.arrays.items():
             spec = self._make_row_spec(name)
@@ -816,11 +823,9 @@ class DatasetWriter:
             mask = np.where(is_zero[first:, None], np.uint8(255), np.uint8(0))
             array[first:, start : start + width] = np.broadcast_to(mask, (len(mask), width))
 
-    def _lay_out_bits(
-        self, bits: Bytes, order: NDArray[np.int64], slots: NDArray[np.int64]
-    ) -> Bytes:
-        """Place the bits of rows, (n, n_bytes); rows that keep their order are copied."""
-        if (slots == order).all():
+    def _lay_out_bits(self, bits: Bytes, order: Places, slots: Places) -> Bytes:
+        """Place the bits of rows, (n, n_bytes)."""
+        if isinstance(order, slice) or isinstance(slots, slice):  # all rows keep their order
             return np.pad(bits, ((0, 0), (0, 8 * self.words_per_chunk - bits.shape[1])))
         return move_bits(bits, order, slots, self.words_per_chunk)
 
@@ -830,9 +835,7 @@ class DatasetWriter:
         placed[slots] = rows
         return transpose_bits(placed)
 
-    def _lay_out_column(
-        self, spec: ArraySpec, values: NDArray[Any], slots: NDArray[np.int64]
-    ) -> NDArray[Any]:
+    def _lay_out_column(self, spec: ArraySpec, values: NDArray[Any], slots: Places) -> NDArray[Any]:
         placed = np.full(64 * self.words_per_chunk, spec.fill_value, spec.dtype)
         placed[slots] = values
         return placed

@@ -196,10 +196,7 @@ def _pack_column(
             n_rows,
             _read_validity(column),
         )
-    packed = pack_codes(encode_column(column, options, value_map)[:, None])
-    return packed and PackedValues(
-        packed.levels[:, 0], None if packed.mask is None else packed.mask[0]
-    )
+    return pack_codes(encode_column(column, options, value_map))
 
 
 def _read_bitmap(column: pa.Array, buffer: int) -> Bytes:

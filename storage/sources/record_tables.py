@@ -43,6 +43,9 @@ RecordReader = Callable[[str, Sequence[str], int], Iterator[pa.RecordBatch]]
 # A document type precedes all elements.
 _XML_HEAD_BYTES = 1 << 16
 _MAX_COLUMNS = 200_000
+# Batches of narrow values have more rows, because a column of a batch costs as much as thousands
+# of its values: as many bytes per cell, but at most so many times the usual rows.
+_BATCH_BYTES, _MAX_TIMES = 16, 4
 _MAX_XML_BYTES = 1 << 30
 _XML_BLOCK_BYTES = 1 << 14
 _BLANK_CELLS = re.compile(rb"(?:<(?:\w+:)?c(?=[\s/])[^<>]*/>\s*)+")
@@ -126,7 +129,18 @@ def _add_maps(options: ReadOptions, maps: Mapping[str, ValueMap]) -> ReadOptions
 
 def _iter_parquet(path: str, names: Sequence[str], n_rows: int) -> Iterator[pa.RecordBatch]:
     with pa.parquet.ParquetFile(path, memory_map=True, page_checksum_verification=True) as file:
-        yield from file.iter_batches(n_rows, columns=[*names])
+        kinds = (file.schema_arrow.field(name).type for name in names)
+        n_bytes = sum(map(_estimate_bytes, kinds)) / len(names)
+        n_times = min(max(int(_BATCH_BYTES / n_bytes), 1), _MAX_TIMES)
+        yield from file.iter_batches(n_times * n_rows, columns=[*names])
+
+
+def _estimate_bytes(kind: pa.DataType) -> float:
+    """Return the bytes per value in Arrow's memory; of texts, an estimate."""
+    try:
+        return float(kind.bit_width / 8)
+    except ValueError:
+        return _BATCH_BYTES
 
 
 def open_statistics(path: str, options: ReadOptions) -> RecordSource:

@@ -468,7 +468,7 @@ class PackedValues(NamedTuple):
 
 
 def pack_codes(codes: ValueCodes) -> PackedValues | None:
-    """Pack codes, (n_rows, n_features), feature by feature; None if one is INVALID."""
+    """Pack codes, (n_rows, n_features) or (n_rows,), by feature; None if one is INVALID."""
     highest = int(codes.max(initial=0))
     if highest < MISSING:
         return PackedValues(pack_levels(codes, highest), None)
