@@ -69,10 +69,9 @@ class RowBatch:
     @property
     def X(self) -> NDArray[np.uint8]:
         """Unpack the levels, (n_rows, n_features)."""
-        low, *higher = self.levels
-        X = unpack_features(low, self.n_rows)
-        for k, bits in enumerate(higher, start=1):
-            X |= np.left_shift(unpack_features(bits, self.n_rows), np.uint8(k))
+        X: NDArray[Any] = unpack_features(self.levels[0], self.n_rows)
+        for k in range(1, len(self.levels)):
+            X |= unpack_features(self.levels[k], self.n_rows) << k
         return X
 
     @property
@@ -127,7 +126,7 @@ def slice_bits(bits: Bytes, start: int, stop: int) -> Bytes:
     first, shift = divmod(start, 8)
     part = bits[..., first : -(-stop // 8)]
     if shift:
-        shifted = part >> shift
+        shifted: NDArray[Any] = part >> shift
         shifted[..., :-1] |= part[..., 1:] << (8 - shift)
         part = shifted[..., : -(-(stop - start) // 8)]
     return clear_padding(part, stop - start)

@@ -196,9 +196,10 @@ def transpose_bits(rows: Bytes) -> Bytes:
     """Transpose a packed bit matrix: (8 a, b) bytes to (8 b, a) bytes; its own inverse."""
     n_rows, n_bytes = rows.shape
     transposed = np.empty((8 * n_bytes, n_rows // 8), np.uint8)
-    columns = transposed.reshape(n_bytes, 8, -1).transpose(0, 2, 1)
+    columns = transposed.reshape(n_bytes, 8, n_rows // 8).transpose(0, 2, 1)
     for start in range(0, n_rows, _ROWS_AT_ONCE):
-        tiles = rows[start : start + _ROWS_AT_ONCE].reshape(-1, 8, n_bytes).transpose(2, 0, 1)
+        part = rows[start : start + _ROWS_AT_ONCE]
+        tiles = part.reshape(len(part) // 8, 8, n_bytes).transpose(2, 0, 1)
         words = np.array(tiles, order="C").view("<u8")[..., 0]
         for shift, mask in _SWAPS:
             moved = words >> np.uint64(shift)
@@ -207,8 +208,7 @@ def transpose_bits(rows: Bytes) -> Bytes:
             words ^= moved
             moved <<= np.uint64(shift)
             words ^= moved
-        part = slice(start // 8, (start + _ROWS_AT_ONCE) // 8)
-        columns[:, part] = words[..., None].view(np.uint8)
+        columns[:, start // 8 :][:, : len(part) // 8] = words[..., None].view(np.uint8)
     return transposed
 
 
