@@ -1,23 +1,32 @@
 """The E-step of the mixture: posteriors and weighted sums, from packed bits.
 
 log P(x, k) = log π_k + Σ_i log(1 − p_ki) + Σ_{x_i = 1} log(p_ki / (1 − p_ki)). The first two terms
-are the same for all rows with equal class weights π, so the cost of a row depends only on its ones
-and its missing values, for which log(1 − p_ki) is subtracted again.
+are the same for all rows with equal class weights π. The last one, and log(1 − p_ki), which is
+subtracted again for missing values, are summed by the tables of `numerics.bits.digit_tables`.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numba import njit, types
-from numba.extending import intrinsic
+import scipy
+from numba import njit
 
 from pipeline.arrays import Array, Words
-
-_ROWS_PER_WORD = 64
-_NEGLIGIBLE_LOG = -40.0  # exp of it is below the rounding of a sum of at least 1
+from pipeline.numerics.bits.digit_tables import (
+    BLOCK,
+    Digits,
+    add_entries,
+    add_shares,
+    choose_digit_bits,
+    divide_tables,
+    list_digits,
+    make_digits,
+    make_tables,
+)
+from pipeline.numerics.logistic.logistic_lanes import exp_minus
 
 _kernel = njit(nogil=True, cache=True, error_model="numpy")
 
@@ -48,6 +57,30 @@ class MixtureSums(NamedTuple):
     missing: Array
 
 
+class _Rows(NamedTuple):
+    """Rows, and what their digits add to scores.
+
+    Attributes
+    ----------
+    words, observed_words
+        Packed values and mask, (n_features, n_words); the mask has no words if there is none.
+    start
+        As in `MixtureTerms`, with a row for each sample, or one for all.
+    odds, absent
+        Tables of log-odds, and of the terms to add for missing values, see `make_tables`.
+    n_bits, absent_bits
+        Bits per digit.
+    """
+
+    words: Words
+    observed_words: Words
+    start: Array
+    odds: Array
+    absent: Array
+    n_bits: int
+    absent_bits: int
+
+
 def compute_mixture_terms(probabilities: Array, log_weights: Array) -> MixtureTerms:
     """Compute the logarithms that rows share.
 
@@ -67,20 +100,17 @@ def mixture_posterior(
     `words` and `observed_words` are the packed values and mask, (n_features, n_words); the mask is
     None if all values are observed.
     """
-    terms = terms._replace(start=np.atleast_2d(terms.start))
-    shares = np.empty((n_samples, terms.start.shape[1]))
-    log_likelihood = np.empty(n_samples)
-    _fill_posterior(*_interleave_words(words, observed_words), *terms, shares, log_likelihood)
-    return shares, log_likelihood
+    shares, nats = np.empty((n_samples, terms.log_odds.shape[1])), np.empty(n_samples)
+    _fill_posterior(_prepare_rows(words, observed_words, terms), shares, nats)
+    return shares, nats
 
 
 def compute_log_joint(
     words: Words, observed_words: Words | None, n_samples: int, terms: MixtureTerms
 ) -> Array:
     """Return log P(x, k), (n_samples, n_components); parameters as for `mixture_posterior`."""
-    terms = terms._replace(start=np.atleast_2d(terms.start))
-    logs = np.empty((n_samples, terms.start.shape[1]))
-    _fill_log_joint(*_interleave_words(words, observed_words), *terms, logs)
+    logs = np.empty((n_samples, terms.log_odds.shape[1]))
+    _fill_log_joint(_prepare_rows(words, observed_words, terms), logs)
     return logs
 
 
@@ -98,169 +128,127 @@ def sum_mixture_statistics(
     filled with P(k | x) times the weight of the row, if given.
     """
     own_weights = np.ones(n_samples) if row_weights is None else row_weights
-    terms = terms._replace(start=np.atleast_2d(terms.start))
-    n_components = terms.start.shape[1]
+    n_components = terms.log_odds.shape[1]
     filled = np.empty((0, n_components)) if weighted_posterior is None else weighted_posterior
     mass = np.zeros(n_components)
     ones, missing = np.zeros_like(terms.log_odds), np.zeros_like(terms.log_odds)
-    by_word = _interleave_words(words, observed_words)
-    log_likelihood = _add_sums(*by_word, own_weights, *terms, mass, ones, missing, filled)
+    rows = _prepare_rows(words, observed_words, terms)
+    log_likelihood = _add_sums(rows, own_weights, mass, ones, missing, filled)
     return MixtureSums(float(log_likelihood), mass, ones, missing)
 
 
-def _interleave_words(words: Words, observed_words: Words | None) -> tuple[Words, Words]:
-    """Transpose to (n_words, n_features); without a mask, return an empty one."""
-    mask = np.empty((len(words), 0), np.uint64) if observed_words is None else observed_words
-    return np.ascontiguousarray(words.T), np.ascontiguousarray(mask.T)
-
-
-def _generate_count_trailing_zeros(typing_context: Any, word: Any) -> Any:
-    """Generate LLVM's count of trailing zeros, the position of the lowest set bit."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.cttz(arguments[0], context.get_constant(types.boolean, False))
-
-    return types.uint64(types.uint64), generate
-
-
-_count_trailing_zeros: Any = intrinsic(_generate_count_trailing_zeros)
+def _prepare_rows(words: Words, observed_words: Words | None, terms: MixtureTerms) -> _Rows:
+    # By the terms only, because a row's last bit must not depend on other rows.
+    n_terms = terms.log_odds.size
+    n_bits = choose_digit_bits(n_terms, scipy.special.expit(terms.log_odds).sum() / max(n_terms, 1))
+    absent_bits = choose_digit_bits(n_terms, 1.0)
+    odds = make_tables(terms.log_odds, n_bits)
+    absent = odds[:0]
+    if observed_words is not None:
+        absent = make_tables(-terms.log_absent, absent_bits)
+    mask = words[:0] if observed_words is None else observed_words
+    start = np.ascontiguousarray(np.atleast_2d(terms.start))
+    return _Rows(words, mask, start, odds, absent, n_bits, absent_bits)
 
 
 @_kernel
 def _sum_logs(
-    words: Words,
-    observed: Words,
-    w: int,
-    log_odds: Array,
-    log_absent: Array,
-    start: Array,
-    logs: Array,
+    rows: _Rows, w: int, n_rows: int, digits: Digits, missing: Digits, scores: Array
 ) -> None:
-    """Fill in log P(x, k) of the rows of word w."""
-    for row in range(len(logs)):  # compiles faster than an assignment of arrays
-        place = _ROWS_PER_WORD * w + row if len(start) > 1 else 0
-        for k in range(start.shape[1]):
-            logs[row, k] = start[place, k]
-    for i in range(words.shape[1]):
-        _add_to_rows(words[w, i], 1.0, log_odds[i], logs)
-        if len(observed):
-            _add_to_rows(_mark_missing(observed[w, i], len(logs)), -1.0, log_absent[i], logs)
+    """Fill in log P(x, k) of the rows of word w, and their digits."""
+    n_components = rows.start.shape[1]
+    for row in range(n_rows):
+        place = BLOCK * w + row if len(rows.start) > 1 else 0
+        for k in range(n_components):
+            scores[row, k] = rows.start[place, k]
+        for k in range(n_components, scores.shape[1]):
+            scores[row, k] = -np.inf
+    list_digits(rows.words, w, 0, rows.n_bits, digits)
+    add_entries(rows.odds, rows.n_bits, digits, scores)
+    if len(rows.observed_words):
+        list_digits(rows.observed_words, w, n_rows, rows.absent_bits, missing)
+        add_entries(rows.absent, rows.absent_bits, missing, scores)
 
 
 @_kernel
-def _score_word(
-    words: Words,
-    observed: Words,
-    w: int,
-    log_odds: Array,
-    log_absent: Array,
-    start: Array,
-    shares: Array,
-    log_likelihood: Array,
-) -> None:
-    """Fill in P(k | x) and log P(x) of the rows of word w."""
-    _sum_logs(words, observed, w, log_odds, log_absent, start, shares)
-    for row in range(len(shares)):
-        log_likelihood[row] = _normalise(shares[row])
+def _normalise(scores: Array, n_rows: int, largest: Array, total: Array) -> None:
+    """Turn log P(x, k) into P(k | x), in place; log P(x) is `largest` + log `total`."""
+    width = scores.shape[1]
+    for row in range(n_rows):
+        largest[row] = scores[row].max()
+        for k in range(width):
+            scores[row, k] = largest[row] - scores[row, k]
+    gaps = scores[:n_rows].ravel()
+    for k in range(len(gaps)):
+        gaps[k] = exp_minus(gaps[k])
+    for row in range(n_rows):
+        total[row] = scores[row].sum()
+        scale = 1.0 / total[row]
+        for k in range(width):
+            scores[row, k] *= scale
 
 
 @_kernel
-def _mark_missing(observed: Any, n_rows: int) -> Any:
-    """Return a word with the bits of missing values set, among the first `n_rows`."""
-    every = np.uint64(0xFFFFFFFFFFFFFFFF)
-    return ~observed & (every >> np.uint64(_ROWS_PER_WORD - n_rows))
+def _fill_log_joint(rows: _Rows, logs: Array) -> None:
+    digits = make_digits(len(rows.words), rows.n_bits)
+    missing = make_digits(len(rows.observed_words), rows.absent_bits)
+    scores = np.empty((BLOCK, rows.odds.shape[1]))
+    for first in range(0, len(logs), BLOCK):
+        n_rows = min(BLOCK, len(logs) - first)
+        _sum_logs(rows, first // BLOCK, n_rows, digits, missing, scores)
+        logs[first : first + n_rows] = scores[:n_rows, : logs.shape[1]]
 
 
 @_kernel
-def _add_to_rows(marked: Any, sign: float, term: Array, shares: Array) -> None:
-    while marked:
-        row = shares[_count_trailing_zeros(marked)]
-        for k in range(len(term)):
-            row[k] += sign * term[k]
-        marked &= marked - np.uint64(1)
-
-
-@_kernel
-def _add_rows_to_total(marked: Any, shares: Array, total: Array) -> None:
-    """Add the shares of the marked rows to a total."""
-    while marked:
-        row = shares[_count_trailing_zeros(marked)]
-        for k in range(len(total)):
-            total[k] += row[k]
-        marked &= marked - np.uint64(1)
-
-
-@_kernel
-def _normalise(scores: Array) -> float:
-    """Turn log P(x, k) into P(k | x), in place, and return log P(x)."""
-    largest = scores.max()
-    total = 0.0
-    for k in range(len(scores)):
-        gap = scores[k] - largest
-        scores[k] = math.exp(gap) if gap > _NEGLIGIBLE_LOG else 0.0
-        total += scores[k]
-    for k in range(len(scores)):
-        scores[k] /= total
-    return float(largest + math.log(total))
-
-
-@_kernel
-def _fill_log_joint(
-    words: Words, observed: Words, log_odds: Array, log_absent: Array, start: Array, logs: Array
-) -> None:
-    for w in range(len(words)):
-        rows = slice(_ROWS_PER_WORD * w, min(_ROWS_PER_WORD * (w + 1), len(logs)))
-        _sum_logs(words, observed, w, log_odds, log_absent, start, logs[rows])
-
-
-@_kernel
-def _fill_posterior(
-    words: Words,
-    observed: Words,
-    log_odds: Array,
-    log_absent: Array,
-    start: Array,
-    shares: Array,
-    log_likelihood: Array,
-) -> None:
-    for w in range(len(words)):
-        rows = slice(_ROWS_PER_WORD * w, min(_ROWS_PER_WORD * (w + 1), len(shares)))
-        _score_word(
-            words, observed, w, log_odds, log_absent, start, shares[rows], log_likelihood[rows]
-        )
+def _fill_posterior(rows: _Rows, shares: Array, nats: Array) -> None:
+    digits = make_digits(len(rows.words), rows.n_bits)
+    missing = make_digits(len(rows.observed_words), rows.absent_bits)
+    scores = np.empty((BLOCK, rows.odds.shape[1]))
+    largest, total = np.empty(BLOCK), np.empty(BLOCK)
+    for first in range(0, len(shares), BLOCK):
+        n_rows = min(BLOCK, len(shares) - first)
+        _sum_logs(rows, first // BLOCK, n_rows, digits, missing, scores)
+        _normalise(scores, n_rows, largest, total)
+        shares[first : first + n_rows] = scores[:n_rows, : shares.shape[1]]
+        for row in range(n_rows):
+            nats[first + row] = largest[row] + math.log(total[row])
 
 
 @_kernel
 def _add_sums(
-    words: Words,
-    observed: Words,
+    rows: _Rows,
     row_weights: Array,
-    log_odds: Array,
-    log_absent: Array,
-    start: Array,
     mass: Array,
     ones: Array,
     missing: Array,
     weighted_posterior: Array,
 ) -> float:
-    n_components = start.shape[1]
-    scratch, nats = np.empty((_ROWS_PER_WORD, n_components)), np.empty(_ROWS_PER_WORD)
-    total = 0.0
-    for w in range(len(words)):
-        first = _ROWS_PER_WORD * w
-        n_rows = min(_ROWS_PER_WORD, len(row_weights) - first)
-        shares = scratch[:n_rows]
-        _score_word(words, observed, w, log_odds, log_absent, start, shares, nats[:n_rows])
+    digits = make_digits(len(rows.words), rows.n_bits)
+    missing_digits = make_digits(len(rows.observed_words), rows.absent_bits)
+    scores = np.empty((BLOCK, rows.odds.shape[1]))
+    largest, total = np.empty(BLOCK), np.empty(BLOCK)
+    ones_tables, missing_tables = np.zeros_like(rows.odds), np.zeros_like(rows.absent)
+    nats = 0.0
+    for first in range(0, len(row_weights), BLOCK):
+        n_rows = min(BLOCK, len(row_weights) - first)
+        _sum_logs(rows, first // BLOCK, n_rows, digits, missing_digits, scores)
+        _normalise(scores, n_rows, largest, total)
+        product = 1.0  # of at most 64 totals, which are at most the number of components
         for row in range(n_rows):
             weight = row_weights[first + row]
-            total += weight * nats[row]
-            for k in range(n_components):
-                shares[row, k] *= weight
-            mass += shares[row]
-            if len(weighted_posterior):
-                weighted_posterior[first + row] = shares[row]
-        for i in range(words.shape[1]):
-            _add_rows_to_total(words[w, i], shares, ones[i])
-            if len(observed):
-                _add_rows_to_total(_mark_missing(observed[w, i], n_rows), shares, missing[i])
-    return total
+            nats += weight * largest[row]
+            if weight == 1.0:
+                product *= total[row]
+            else:
+                nats += weight * math.log(total[row])
+            for k in range(len(mass)):
+                scores[row, k] *= weight
+                mass[k] += scores[row, k]
+        nats += math.log(product)
+        add_shares(ones_tables, rows.n_bits, digits, n_rows, scores)
+        add_shares(missing_tables, rows.absent_bits, missing_digits, n_rows, scores)
+        if len(weighted_posterior):
+            weighted_posterior[first : first + n_rows] = scores[:n_rows, : len(mass)]
+    divide_tables(ones_tables, rows.n_bits, ones)
+    divide_tables(missing_tables, rows.absent_bits, missing[: len(rows.observed_words)])
+    return nats

@@ -26,8 +26,8 @@ Posteriors are computed from packed bits, see `e_step.py`. A row's posterior doe
 other rows of the call, not even in its last bit. Standard errors use the observed information, see
 `standard_errors.py`. Intervals are symmetric in log-odds.
 
-Cost per block: 2 n_components (number of ones + number of missing values + number of continuous
-values). Passes: tens to hundreds.
+Cost per block: n_components times the number of values; sparse rows take less, see `e_step.py`.
+Passes: tens to hundreds.
 Not identifiable: the order of the components, which are sorted by weight; and the components
 themselves if there are fewer than about 2 log₂ n_components + 1 features.
 """
@@ -190,7 +190,7 @@ class BernoulliMixture(Mixture):
         The pass for errors also multiplies the scores of a share of the rows.
         """
         n_components, n_parameters = len(params.weights), params.free_parameters.size
-        nanoseconds = n_features * (3 + 0.13 * n_components) + 10 * n_components
+        nanoseconds = 20 + n_features * (0.25 + 0.12 * n_components) + 4 * n_components
         n_numbers = n_components * params.n_numbers
         nanoseconds += 8 * n_numbers
         n_sums = 2 * n_features * n_components + 3 * n_numbers

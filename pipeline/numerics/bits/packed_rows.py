@@ -121,13 +121,13 @@ def _transpose(words: Words, rows: Words) -> None:
             for i in range(n_block):
                 block[i] = words[first + i, w]
             block[n_block:] = 0
-            _transpose_block(block)
+            transpose_block(block)
             for j in range(64):  # compiles in a quarter of the time of an assignment
                 rows[first // 64, 64 * w + j] = block[j]
 
 
 @_kernel
-def _transpose_block(block: Words) -> None:
+def transpose_block(block: Words) -> None:
     """Transpose 64 × 64 bits by halves [Warren, Hacker's Delight, 2nd ed., section 7-3]."""
     mask, width = np.uint64(0xFFFFFFFF), 32
     while width:

@@ -98,11 +98,30 @@ def test_posteriors_are_those_of_enumeration(data: DenseData, n_components: int,
 
 @given(data=tables(), n_components=st.integers(1, 5), seed=st.integers(0, 99))
 def test_sums_are_those_of_dense_matrices(data: DenseData, n_components: int, seed: int) -> None:
-    weights, probabilities = random_params(data.X.shape[1], n_components, seed)
+    check_sums(data, *random_params(data.X.shape[1], n_components, seed))
+
+
+@pytest.mark.parametrize(("shape", "p"), [((70, 3), 0.5), ((600, 7), 0.5), ((600, 4), 0.01)])
+@pytest.mark.parametrize("observed", [1.0, 0.7, 0.01])
+def test_sums_do_not_depend_on_the_digits(
+    shape: tuple[int, int], p: float, observed: float
+) -> None:
+    rng, n_rows = np.random.default_rng(5), 130
+    probabilities = np.clip(rng.uniform(0, 2 * p, shape), 1e-4, 0.999).T
+    mask = (rng.random((n_rows, shape[0])) < observed).astype(np.uint8)
+    X = (rng.random(mask.shape) < probabilities[rng.integers(shape[1], size=n_rows)]) & mask
+    data = DenseData(X.astype(np.uint8), None if observed == 1 else mask)
+    check_sums(data, rng.dirichlet(np.ones(shape[1])), probabilities)
+
+
+def check_sums(data: DenseData, weights: Floats, probabilities: Floats) -> None:
     terms = compute_mixture_terms(probabilities, np.log(weights))
     block = pack_block(data.X, data.observed)
     packed = (block.words, block.observed_words, block.n_samples, terms)
     shares, nats = mixture_posterior(*packed)
+    logs = np.log(weights) + data.X @ terms.log_odds + data.mask @ terms.log_absent
+    np.testing.assert_allclose(shares, np.exp(log_softmax(logs, axis=1)), atol=1e-9)
+    np.testing.assert_allclose(nats, logsumexp(logs, axis=1), rtol=1e-9, atol=1e-12)
     sums = sum_mixture_statistics(*packed)
     assert sums.log_likelihood == pytest.approx(nats.sum(), rel=1e-12)
     np.testing.assert_allclose(sums.mass, shares.sum(axis=0), atol=1e-9)
