@@ -11,13 +11,14 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import Tile
 from pipeline.errors import FitWarning
+from pipeline.executors.base import Node
 from pipeline.executors.code_digest import digest_modules
 from pipeline.models.base import Model
 from pipeline.models.state import FitState
@@ -210,16 +211,16 @@ class _KeptSums:
         except (DataError, KeyError):  # damaged, or without some arrays
             return MergedChunks()
 
-    def save(self, tile: Tile | None, folded: MergedChunks[Any]) -> None:
+    def save(self, tile: Tile | None, merged: MergedChunks[Any]) -> None:
         """Replace the kept statistics; a failure is only logged."""
         folder = self._find_folder(tile)
         try:
-            arrays = dict(_iter_arrays(folded))
-            if self._is_kept(folder, folded) or not self._has_room(folder, arrays):
+            arrays = dict(_iter_arrays(merged))
+            if self._is_kept(folder, merged) or not self._has_room(folder, arrays):
                 return
             with lock_folder(folder.parent):
                 _delete_outdated(folder.parent)
-                write_packed(folder, arrays, self._describe_sums(folded, arrays))
+                write_packed(folder, arrays, self._describe_sums(merged, arrays))
         except (DataError, OSError) as error:
             log.debug("statistics of %s could not be kept: %s", self.dataset.path, error)
 
@@ -230,40 +231,32 @@ class _KeptSums:
 
     def _rebuild_sums(self, packed: PackedArrays) -> MergedChunks[Any]:
         arrays, manifest = packed
-        n_chunks, heights = manifest["n_chunks"], manifest["heights"]
-        from_arrays = self.kind.from_arrays
-        is_whole = manifest["rows"] == self.dataset.digest_leading_chunks(n_chunks)
-        if not is_whole:
-            ends = zip(manifest.get("ends", ()), manifest.get("rows_to_ends", ()), strict=True)
-            same = [n for n, rows in ends if rows == self.dataset.digest_leading_chunks(n)]
-            heights, n_chunks = heights[: len(same)], max(same, default=0)
-        stack = [from_arrays(select_prefix(arrays, f"{k}-")) for k in range(len(heights))]
-        has_open_group = is_whole and manifest["open"]
-        open_group = from_arrays(select_prefix(arrays, "open-")) if has_open_group else None
-        pairs = tuple(zip(heights, stack, strict=True))
-        return MergedChunks(n_chunks, pairs, open_group)
+        ends = zip(manifest["ends"], manifest["rows_to_ends"], strict=True)
+        n_same = sum(rows == self.dataset.digest_leading_chunks(n) for n, rows in ends)
+        nodes = []
+        for k, height in enumerate(manifest["heights"][:n_same]):
+            own = select_prefix(arrays, f"{k}-")
+            nodes.append(Node(height, self.kind.from_arrays(own) if own else None))
+        return MergedChunks(manifest["chunks_per_piece"], tuple(nodes))
 
     def _describe_sums(
-        self, folded: MergedChunks[Any], arrays: Mapping[str, NDArray[Any]]
+        self, merged: MergedChunks[Any], arrays: Mapping[str, NDArray[Any]]
     ) -> dict[str, Any]:
+        ends = merged.list_ends()
         return {
-            "n_chunks": folded.n_chunks,
-            "heights": [height for height, _ in folded.stack],
-            "open": folded.open_group is not None,
-            "rows": self.dataset.digest_leading_chunks(folded.n_chunks),
-            "ends": (ends := folded.list_ends()),
+            "chunks_per_piece": merged.chunks_per_piece,
+            "heights": [node.height for node in merged.nodes],
+            "ends": ends,
             "rows_to_ends": [self.dataset.digest_leading_chunks(n) for n in ends],
             "bytes": _count_bytes(arrays),
             "modules": self._modules,
             "code": self._code_digest,
         }
 
-    def _is_kept(self, folder: AnyPath, folded: MergedChunks[Any]) -> bool:
-        manifest = _read_sums_manifest(folder)
-        return bool(
-            manifest.get("n_chunks") == folded.n_chunks
-            and manifest.get("rows") == self.dataset.digest_leading_chunks(folded.n_chunks)
-        )
+    def _is_kept(self, folder: AnyPath, merged: MergedChunks[Any]) -> bool:
+        manifest, ends = _read_sums_manifest(folder), merged.list_ends()
+        rows = [self.dataset.digest_leading_chunks(n) for n in ends]
+        return manifest.get("ends") == ends and manifest.get("rows_to_ends") == rows
 
     def _has_room(self, folder: AnyPath, arrays: Mapping[str, NDArray[Any]]) -> bool:
         manifests = (
@@ -289,12 +282,10 @@ class _KeptSums:
 class _SumsRecord(TypedDict):
     """The manifest of kept statistics."""
 
-    n_chunks: int
+    chunks_per_piece: int
     heights: list[int]
-    open: bool
-    rows: str
-    ends: NotRequired[list[int]]
-    rows_to_ends: NotRequired[list[str]]
+    ends: list[int]
+    rows_to_ends: list[str]
     bytes: int
     modules: list[str]
     code: str
@@ -324,13 +315,10 @@ def _is_outdated(manifest: Mapping[str, Any]) -> bool:
         return True
 
 
-def _iter_arrays(folded: MergedChunks[Any]) -> Iterator[tuple[str, NDArray[Any]]]:
-    parts = {str(k): statistics for k, (_, statistics) in enumerate(folded.stack)}
-    if folded.open_group is not None:
-        parts["open"] = folded.open_group
-    for prefix, statistics in parts.items():
-        for name, array in statistics.to_arrays().items():
-            yield f"{prefix}-{name}", np.asarray(array)
+def _iter_arrays(merged: MergedChunks[Any]) -> Iterator[tuple[str, NDArray[Any]]]:
+    for k, (_, statistics) in enumerate(merged.nodes):
+        for name, array in ({} if statistics is None else statistics.to_arrays()).items():
+            yield f"{k}-{name}", np.asarray(array)
 
 
 def _count_bytes(arrays: Mapping[str, NDArray[Any]]) -> int:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from threadpoolctl import OpenBLASController, ThreadpoolController
 
@@ -21,8 +22,69 @@ from pipeline.executors.cancellation import check_cancelled, current_check, run_
 T = TypeVar("T")
 R = TypeVar("R")
 F = TypeVar("F")
+_TASKS_PER_THREAD = 8
 MapFunction = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
 """A map for central work: `Executor.map` or `map`."""
+
+
+class Node(NamedTuple, Generic[R]):
+    """The merged results of 2**height neighbouring items, in a binary tree over all items."""
+
+    height: int
+    value: R
+
+
+class Tree(NamedTuple, Generic[T, R, F]):
+    """Items whose results are merged along a fixed binary tree.
+
+    Attributes
+    ----------
+    items
+        The items to do.
+    nodes
+        Results of earlier items, which precede them: the fewest nodes that hold all of these.
+    finish
+        Takes the fewest nodes that hold the results of all items, and returns the tree's result.
+    is_open
+        Whether the last item remains a node of its own, of height −1.
+    """
+
+    items: Sequence[T]
+    nodes: Sequence[Node[R]]
+    finish: Callable[[list[Node[R]]], F]
+    is_open: bool = False
+
+    def list_spans(self, max_height: int) -> list[Node[Sequence[T]]]:
+        """Cut the items into spans that are whole nodes of the tree, the largest that exist."""
+        first = sum(1 << node.height for node in self.nodes)
+        spans, position, stop = [], first, first + len(self.items) - self.is_open
+        while position < stop:
+            height = min(max_height, (stop - position).bit_length() - 1)
+            if position:
+                height = min(height, (position & -position).bit_length() - 1)
+            start = position - first
+            spans.append(Node(height, self.items[start : start + (1 << height)]))
+            position += 1 << height
+        return [*spans, Node(-1, self.items[-1:])] if self.is_open else spans
+
+
+def push_node(nodes: list[Node[R]], node: Node[R], merge: Callable[[R, R], R]) -> None:
+    """Add the node of the items that follow, and merge nodes of equal height."""
+    height, value = node
+    while nodes and nodes[-1].height == height:
+        value = merge(nodes.pop().value, value)
+        height += 1
+    nodes.append(Node(height, value))
+
+
+def choose_span_height(n_items: int, n_threads: int, max_items: int) -> int:
+    """Choose how many neighbouring items, 2**height, a task works through.
+
+    Results do not depend on it, so it may depend on the number of threads. Each thread has several
+    tasks, so that all end at the same time.
+    """
+    n_per_task = max(1, n_items // (_TASKS_PER_THREAD * n_threads))
+    return min(n_per_task, max(1, max_items)).bit_length() - 1
 
 
 class Executor(Protocol):
@@ -34,9 +96,65 @@ class Executor(Protocol):
         Closing the generator cancels running items; see `pipeline.executors.cancellation`.
         """
 
+    def reduce(
+        self,
+        function: Callable[[Sequence[T]], R],
+        merge: Callable[[R, R], R],
+        trees: Sequence[Tree[T, R, F]],
+        report: Callable[[Sequence[T]], object],
+        max_items: int,
+    ) -> Generator[F]:
+        """Yield the results of trees, in order.
 
-class SerialExecutor:
+        Parameters
+        ----------
+        function
+            Returns the merged results of a span of neighbouring items that is a node of the tree.
+        merge
+            Merges the results of neighbouring nodes.
+        trees
+            The items, and what to do with the results.
+        report
+            Receives the items of every span that is done.
+        max_items
+            Number of items that one task may work through.
+        """
+
+
+class LocalExecutor(ABC):
+    """Base of executors of this process, which merges results in the order of the items."""
+
+    n_threads: int
+
+    @abstractmethod
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> Generator[R]:
+        """Apply a function to every item; yield the results in the order of the items."""
+
+    def reduce(
+        self,
+        function: Callable[[Sequence[T]], R],
+        merge: Callable[[R, R], R],
+        trees: Sequence[Tree[T, R, F]],
+        report: Callable[[Sequence[T]], object],
+        max_items: int,
+    ) -> Generator[F]:
+        """Yield the results of trees, in order."""
+        n_items = sum(len(tree.items) for tree in trees)
+        height = choose_span_height(n_items, self.n_threads, max_items)
+        spans = [tree.list_spans(height) for tree in trees]
+        with closing(self.map(function, [span.value for own in spans for span in own])) as values:
+            for tree, own in zip(trees, spans, strict=True):
+                nodes = list(tree.nodes)
+                for (span_height, items), value in zip(own, values, strict=False):
+                    push_node(nodes, Node(span_height, value), merge)
+                    report(items)
+                yield tree.finish(nodes)
+
+
+class SerialExecutor(LocalExecutor):
     """Executor on the calling thread, the reference for all others."""
+
+    n_threads = 1
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Generator[R]:
         """Apply a function to every item; yield the results in the order of the items."""
@@ -54,7 +172,7 @@ def count_cpus() -> int:
 
 
 @dataclass(frozen=True)
-class ThreadsExecutor:
+class ThreadsExecutor(LocalExecutor):
     """Executor on threads of this process; compiled kernels release the interpreter lock."""
 
     n_threads: int = field(default_factory=count_cpus)

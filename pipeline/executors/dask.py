@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import sys
 import uuid
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any, TypeVar
 
 import dask
@@ -20,12 +22,20 @@ from distributed import Client, Future, KilledWorker, get_worker
 from distributed.comm import CommClosedError
 
 from pipeline.errors import ClusterLost, FitError
-from pipeline.executors.base import iter_results_in_order, limit_blas_threads
-from pipeline.executors.cancellation import run_cancellable
+from pipeline.executors.base import (
+    Node,
+    Tree,
+    choose_span_height,
+    iter_results_in_order,
+    limit_blas_threads,
+    push_node,
+)
+from pipeline.executors.cancellation import check_cancelled, run_cancellable
 from pipeline.executors.code_digest import describe_environment
 
 T = TypeVar("T")
 R = TypeVar("R")
+F = TypeVar("F")
 _CLOSE_SECONDS, _POLL_SECONDS = 2.0, 1.0
 
 
@@ -82,10 +92,144 @@ class DaskExecutor:
         finally:
             sent_function.release()
 
+    def reduce(
+        self,
+        function: Callable[[Sequence[T]], R],
+        merge: Callable[[R, R], R],
+        trees: Sequence[Tree[T, R, F]],
+        report: Callable[[Sequence[T]], object],
+        max_items: int,
+    ) -> Generator[F]:
+        """Yield the results of trees, in order; workers merge, and only results reach the client.
+
+        All tasks are submitted at once, as Dask's own tree reduction does: no task waits for the
+        client, and a slow one holds up only the nodes above it. A worker has neighbouring spans,
+        which often read the same chunks and have the same node above them; idle workers steal.
+        """
+        name = f"{_get_function_name(function)}-{uuid.uuid4().hex[:8]}"
+        addresses = self._list_thread_addresses()
+        n_items = sum(len(tree.items) for tree in trees)
+        height = choose_span_height(n_items, max(len(addresses), 1), max_items)
+        sent_function = self._submit(_return_function, function, key=f"{name}-function")
+        started: deque[tuple[Future, dict[Future, Sequence[T]]]] = deque()
+        n_spans = 0
+        try:
+            for number, tree in enumerate(trees):
+                spans = [span.value for span in tree.list_spans(height)]
+                futures = self._submit_spans(
+                    sent_function, spans, f"{name}-{{:06d}}", n_spans, addresses, -number
+                )
+                n_spans += len(spans)
+                blocks, position = tree.list_spans(len(tree.items).bit_length()), 0
+                nodes: list[Node[list[Future]]] = []
+                for block in blocks:
+                    size = max(1, len(block.value) >> height)
+                    nodes.append(Node(block.height, futures[position : position + size]))
+                    position += size
+                merged = self._submit_merges(
+                    merge, nodes, f"{name}-{number}", min(max(2, max_items), 8)
+                )
+                heights = [node.height for node in nodes]
+                finish = partial(_finish_tree, merge, tree._replace(items=()), heights)
+                key = f"finish-{name}-{number}"
+                root = self._submit(_run_task, finish, merged, key=key, priority=1)
+                started.append((root, dict(zip(futures, spans, strict=True))))
+            del futures, nodes, merged  # workers may forget what is merged
+            while started:
+                result = self._wait_for_root(*started[0], report)
+                started.popleft()
+                yield result
+        finally:
+            for root, own in started:
+                for future in (root, *own):
+                    future.release()
+            sent_function.release()
+
+    def _submit_spans(
+        self,
+        sent_function: Future,
+        spans: Sequence[Sequence[T]],
+        key: str,
+        first: int,
+        addresses: Sequence[str],
+        priority: int,
+    ) -> list[Future]:
+        """Submit the spans of a tree, in one message per worker."""
+        futures = []
+        n_threads = max(len(addresses), 1)
+        places = [k * n_threads // len(spans) for k in range(len(spans))]
+        for place, group in groupby(range(len(spans)), lambda k: addresses[places[k] :][:1]):
+            own = list(group)
+            futures += self._submit_all(
+                _run_task,
+                [sent_function] * len(own),
+                [spans[k] for k in own],
+                key=[key.format(first + k) for k in own],
+                priority=priority,
+                workers=place or None,
+                allow_other_workers=bool(place),
+            )
+        return futures
+
+    def _submit_merges(
+        self, merge: Callable[[R, R], R], nodes: Sequence[Node[list[Future]]], name: str, arity: int
+    ) -> list[Future]:
+        """Merge the values of each node, which are nodes of equal height, on the workers."""
+        merge_span = partial(_merge_values, merge)
+        values, level = [node.value for node in nodes], 0
+        while any(len(own) > 1 for own in values):
+            level += 1
+            groups = [
+                (k, own[first : first + arity])
+                for k, own in enumerate(values)
+                if len(own) > 1
+                for first in range(0, len(own), arity)
+            ]
+            merged = self._submit_all(
+                _run_task,
+                [merge_span] * len(groups),
+                [group for _, group in groups],
+                key=[f"merge-{name}-{level}-{k}" for k in range(len(groups))],
+                priority=1,  # than spans, so that their results do not pile up
+            )
+            values = [own if len(own) == 1 else [] for own in values]
+            for (k, _), future in zip(groups, merged, strict=True):
+                values[k].append(future)
+        return [own[0] for own in values]
+
+    def _wait_for_root(
+        self,
+        root: Future,
+        spans: dict[Future, Sequence[T]],
+        report: Callable[[Sequence[T]], object],
+    ) -> Any:
+        """Return the result of a tree; report its spans as soon as they are done."""
+
+        def report_done() -> None:
+            check_cancelled()
+            for future in [future for future in spans if future.status == "finished"]:
+                report(spans.pop(future))
+
+        value = self._wait_for_result(root, report_done)
+        for items in spans.values():
+            report(items)
+        return value
+
     def _submit(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Future:
-        """Submit a task, without Dask's warning that large arguments are sent repeatedly."""
+        (future,) = self._submit_all(
+            function,
+            *([argument] for argument in arguments),
+            **{**options, "key": [options["key"]]},
+        )
+        return future
+
+    def _submit_all(
+        self, function: Callable[..., Any], *iterables: Sequence[Any], **options: Any
+    ) -> list[Future]:
+        """Submit tasks in one message, without Dask's warning about its size."""
         with dask.config.set({"distributed.admin.large-graph-warning-threshold": sys.maxsize}):
-            return self.client.submit(function, *arguments, pure=False, **options)
+            futures: list[Future] = self.client.map(function, *iterables, pure=False, **options)
+        return futures
 
     def describe_workers(self) -> dict[str, dict[str, Any]]:
         """Describe the current workers, by address."""
@@ -115,13 +259,15 @@ class DaskExecutor:
         )
         return [address for address, n_threads in counts for _ in range(n_threads)]
 
-    def _wait_for_result(self, future: Future) -> Any:
+    def _wait_for_result(
+        self, future: Future, on_poll: Callable[[], object] = check_cancelled
+    ) -> Any:
         with self._raise_cluster_lost(CommClosedError):
-            value = self._get_result(future)
+            value = self._get_result(future, on_poll)
         future.release()
         return value
 
-    def _get_result(self, future: Future) -> Any:
+    def _get_result(self, future: Future, on_poll: Callable[[], object]) -> Any:
         """Return the result of a task, or raise its error; without workers, do not wait forever."""
         seconds = _POLL_SECONDS
         while True:
@@ -132,6 +278,7 @@ class DaskExecutor:
                     return future.result()
                 if future.status == "finished":  # a large result, or one whose worker is lost
                     seconds *= 2
+            on_poll()
             if not self.client.scheduler_info(n_workers=0)["n_workers"]:
                 self._wait_for_any_worker()
 
@@ -196,6 +343,23 @@ def _run_task(function: Callable[[T], R], item: T) -> R:
 
     with limit_blas_threads():
         return run_cancellable(should_continue, function, item)
+
+
+def _merge_values(merge: Callable[[R, R], R], values: Sequence[R]) -> R:
+    """Merge nodes of equal height, of which there are 2, 4, 8, …."""
+    nodes: list[Node[R]] = []
+    for value in values:
+        push_node(nodes, Node(0, value), merge)
+    return nodes[0].value
+
+
+def _finish_tree(
+    merge: Callable[[R, R], R], tree: Tree[T, R, F], heights: Sequence[int], values: Sequence[R]
+) -> F:
+    nodes = list(tree.nodes)
+    for node in zip(heights, values, strict=True):
+        push_node(nodes, Node(*node), merge)
+    return tree.finish(nodes)
 
 
 def _get_function_name(function: Callable[..., Any]) -> str:

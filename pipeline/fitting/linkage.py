@@ -23,6 +23,7 @@ from pipeline.executors.progress import Progress, ignore_progress
 from pipeline.models.base import Model
 from pipeline.models.structure import Structure
 from pipeline.passes.map_reduce import NO_KEPT_SUMS, KeptSums, ReadBlocks, collect_groups
+from pipeline.passes.task_sizes import CHUNKS_PER_GROUP, WorkEstimate
 from pipeline.statistics.linkage import Linkage
 
 
@@ -46,7 +47,11 @@ def collect_linkage(
                     return first
     fold = partial(_link_group, by_segment)
     linkage: Linkage = collect_groups(
-        fold, rows, executor, Linkage.label, progress=progress, kept=kept
+        # A piece is read only until all features are linked, so it should not be small.
+        *(fold, rows, executor, Linkage.label),
+        progress=progress,
+        kept=kept,
+        work=WorkEstimate(0, n_chunks=CHUNKS_PER_GROUP),
     )
     return linkage
 
@@ -63,12 +68,12 @@ def get_linkage_key(model: Model) -> str:
 
 
 def _link_chunk(rows: RowSource, key: int) -> Linkage | None:
-    return _link_group(False, lambda: (b for b in iter_blocks(rows.read(key)) if b.n_samples), None)
+    return _link_group(False, lambda: (b for b in iter_blocks(rows.read(key)) if b.n_samples))
 
 
-def _link_group(by_segment: bool, blocks: ReadBlocks, before: Linkage | None) -> Linkage | None:
-    """Link the features of a group of chunks; stop reading once all are linked."""
-    total = before
+def _link_group(by_segment: bool, blocks: ReadBlocks) -> Linkage | None:
+    """Link the features of a piece; stop reading once all are linked."""
+    total: Linkage | None = None
     for block in blocks():
         part = Linkage.from_block(block, by_segment=by_segment)
         total = part if total is None else total.merge(part)

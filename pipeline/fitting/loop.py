@@ -69,7 +69,7 @@ from pipeline.passes.map_reduce import (
     sum_blocks,
 )
 from pipeline.passes.row_ranges import RangeResults
-from pipeline.passes.task_sizes import WorkEstimate
+from pipeline.passes.task_sizes import CHUNKS_PER_GROUP, WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.linkage import Linkage
@@ -100,7 +100,10 @@ def collect_first_statistics(
     label = model.first_statistics.label
     first: Statistics | None = _find_feature_counts(model, rows)
     if first is None:
-        first = collect_statistics(summarize, rows, executor, label, progress=progress, kept=kept)
+        work = _estimate_counting(model, rows)
+        first = collect_statistics(
+            summarize, rows, executor, label, progress=progress, kept=kept, work=work
+        )
     else:
         progress(label, 1, 1, first.n_rows)
     return first
@@ -215,19 +218,23 @@ def collect_pass_statistics(
 
 def _estimate_work(
     model: Model, inputs_by_start: Sequence[PassInputs], rows: RowSource
-) -> WorkEstimate | None:
-    """Estimate the work of a pass, by which its groups of chunks are cut into tasks.
-
-    None if they are not: counts take less time than reading, and the number of tasks that take
-    steps of their own is part of the method.
-    """
-    if model.counts_key(rows.n_features) is not None or isinstance(model, CanLearnLocally):
-        return None
+) -> WorkEstimate:
+    """Estimate the work of a pass, by which chunks are cut into pieces."""
+    if isinstance(model, CanLearnLocally):  # the number of pieces is part of the method
+        return WorkEstimate(0, n_chunks=CHUNKS_PER_GROUP)
+    if model.counts_key(rows.n_features) is not None:
+        return _estimate_counting(model, rows)
     n_rows = max(rows.rows_per_chunk, default=0)
     estimates = [
         model.estimate_work(p.params, p.working, rows.n_features, n_rows) for p in inputs_by_start
     ]
     return WorkEstimate(*(sum(values) for values in zip(*estimates, strict=True)))
+
+
+def _estimate_counting(model: Model, rows: RowSource) -> WorkEstimate:
+    """Return the size of counts, half of the memory of a thread: they are held twice."""
+    one, two = (model.estimate_memory(rows.n_features, rows.n_segments, n) for n in (1, 2))
+    return WorkEstimate(0, (two - one) / 2)
 
 
 def _make_pass_inputs(state: FitState, seed: int) -> tuple[PassInputs, ...]:
@@ -252,7 +259,7 @@ def _format_pass_label(model: Model, state: FitState) -> str:
 
 
 def _sum_group(
-    model: Model, inputs_by_start: tuple[PassInputs, ...], blocks: ReadBlocks, before: Any
+    model: Model, inputs_by_start: tuple[PassInputs, ...], blocks: ReadBlocks
 ) -> Statistics | None:
     """Sum a group of chunks for every start, or let the model take its own steps through them."""
     if isinstance(model, CanLearnLocally):
@@ -260,7 +267,7 @@ def _sum_group(
         parts = tuple(part for part in results if part is not None)
         return parts[0] if len(parts) == 1 else JointStatistics(parts) if parts else None
     add = partial(_add_block, model, inputs_by_start[0]) if len(inputs_by_start) == 1 else None
-    return sum_blocks(partial(_summarize_block, model, inputs_by_start), blocks, before, add)
+    return sum_blocks(partial(_summarize_block, model, inputs_by_start), blocks, add)
 
 
 def _add_block(model: Model, inputs: PassInputs, sum: Any, block: BinaryBlock) -> Statistics:

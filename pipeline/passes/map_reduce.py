@@ -1,7 +1,13 @@
-"""Sum statistics over all rows: map over groups of chunks, then merge along a fixed tree.
+"""Sum statistics over all rows: map over pieces, then merge along a fixed tree.
 
-Groups are cut into tasks of about equal work, see `task_sizes`. Neither groups, tasks nor the tree
-depend on the number of workers, so sums of floats have the same bytes everywhere.
+A piece is a few chunks, or a part of one, see `task_sizes`. Neither pieces nor the tree depend on
+the number of workers, so sums of floats have the same bytes everywhere. How many neighbouring
+pieces a task works through may depend on it: their sum is a node of the same tree. On a cluster,
+workers merge nodes, too, and only the sum of all rows reaches the process that started the pass.
+
+`dask.array` and flox reduce along trees, too, but with one task per chunk, to arrays of known
+shapes, and along a tree that changes with every appended chunk. Here sums have any shape, several
+chunks share a task, and kept sums are nodes of a tree to which chunks can be added.
 """
 
 from __future__ import annotations
@@ -10,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from pipeline.data.blocks import (
@@ -24,14 +30,20 @@ from pipeline.data.blocks import (
     iter_chunks,
 )
 from pipeline.errors import FitError
-from pipeline.executors.base import Executor, SerialExecutor, ThreadsExecutor
+from pipeline.executors.base import Executor, LocalExecutor, Node, Tree, push_node
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.executors.progress import Progress, ignore_progress
-from pipeline.passes.task_sizes import WorkEstimate, choose_rows_per_task, split_group
+from pipeline.passes.task_sizes import (
+    CHUNKS_PER_GROUP,
+    NO_WORK,
+    WorkEstimate,
+    choose_chunks_per_piece,
+    choose_max_pieces,
+    choose_rows_per_task,
+    split_group,
+)
 from pipeline.statistics.sums import Statistics
 
-CHUNKS_PER_GROUP = 8
-"""Chunks whose sum is kept together, and the most that one task sums."""
 _N_LATER = 64
 """Chunks that tasks know in advance; threads read a few of them ahead, each other ones."""
 TASK_MEMORY = 256 << 20
@@ -49,54 +61,32 @@ M = TypeVar("M", bound=Mergeable)
 S = TypeVar("S", bound=Statistics)
 ReadBlocks = Callable[[], Iterator[BinaryBlock]]
 """Reads the blocks of a group that have rows; every call reads them again."""
-GroupReducer = Callable[[ReadBlocks, S | None], S | None]
-"""Sums a group, given the sum of its earlier chunks if known; None if there are no rows."""
+GroupReducer = Callable[[ReadBlocks], S | None]
+"""Sums a piece; None if there are no rows."""
 
 
-def split_chunks_into_groups(n_chunks: int, first: int = 0) -> list[range]:
-    """Split the chunks from `first` on into fixed groups; appended chunks change only the last."""
-    cuts = range((first // CHUNKS_PER_GROUP + 1) * CHUNKS_PER_GROUP, n_chunks, CHUNKS_PER_GROUP)
-    edges = [first, *cuts, n_chunks]
-    return [range(*pair) for pair in pairwise(edges)] if first < n_chunks else []
+def split_chunks_into_groups(
+    n_chunks: int, first: int = 0, size: int = CHUNKS_PER_GROUP
+) -> list[range]:
+    """Split the chunks from `first` on into groups; appended chunks change only the last."""
+    return [range(start, min(start + size, n_chunks)) for start in range(first, n_chunks, size)]
 
 
 @dataclass(frozen=True)
-class MergedChunks(Generic[M]):
-    """The sum of the leading chunks, as a few partial sums to which more chunks can be added."""
+class MergedChunks(Generic[S]):
+    """The sum of the leading chunks, as a few nodes of the tree to which more can be added."""
 
-    n_chunks: int = 0
-    stack: tuple[tuple[int, M], ...] = ()  # merged groups, each with its height in the tree
-    open_group: M | None = None  # merged chunks of a group that is not full yet, or None
-
-    def add_groups(self, parts: Iterable[tuple[range, M | None]]) -> MergedChunks[M]:
-        """Add groups, each given by its chunks and its sum (None if it has no rows).
-
-        The sum of the first group includes `open_group`.
-        """
-        n_chunks, stack, open_group = self.n_chunks, list(self.stack), self.open_group
-        for keys, part in parts:
-            n_chunks = keys.stop
-            is_full = n_chunks % CHUNKS_PER_GROUP == 0
-            open_group = None if is_full else part
-            if is_full and part is not None:
-                _push_part(stack, part)
-        return MergedChunks(n_chunks, tuple(stack), open_group)
+    chunks_per_piece: int = 1
+    nodes: tuple[Node[S | None], ...] = ()
 
     def list_ends(self) -> list[int]:
-        """Return the number of leading chunks up to the end of each merged group.
+        """Return the number of leading chunks up to the end of each node."""
+        return [*accumulate(self.chunks_per_piece << node.height for node in self.nodes)]
 
-        The list is empty if it is not known, because some group had no rows.
-        """
-        ends = [*accumulate(CHUNKS_PER_GROUP << height for height, _ in self.stack)]
-        n_full = self.n_chunks - self.n_chunks % CHUNKS_PER_GROUP
-        return ends if ends and ends[-1] == n_full else []
-
-    def merge_all(self) -> M | None:
-        """Merge everything; None if there are no rows."""
-        stack = list(self.stack)
-        if self.open_group is not None:
-            _push_part(stack, self.open_group)
-        return _merge_stack(stack) if stack else None
+    @property
+    def n_chunks(self) -> int:
+        """Number of leading chunks."""
+        return sum(self.chunks_per_piece << node.height for node in self.nodes)
 
 
 def tree_merge(parts: Iterable[M]) -> M:
@@ -104,27 +94,32 @@ def tree_merge(parts: Iterable[M]) -> M:
 
     At most log2(number of parts) partial results are held at the same time.
     """
-    stack: list[tuple[int, M]] = []
-    for part in parts:
-        _push_part(stack, part)
-    if not stack:
+    merged = _merge_in_tree(parts)
+    if merged is None:
         raise ValueError("There are no parts to merge.")
-    return _merge_stack(stack)
+    return merged
 
 
-def _push_part(stack: list[tuple[int, M]], part: M) -> None:
-    """Add a part, and merge parts of equal height."""
-    height = 0
-    while stack and stack[-1][0] == height:
-        part = stack.pop()[1].merge(part)
-        height += 1
-    stack.append((height, part))
+def _merge_in_tree(parts: Iterable[M | None]) -> M | None:
+    nodes: list[Node[M | None]] = []
+    merge: Callable[[M | None, M | None], M | None] = _merge_pair
+    for part in parts:
+        push_node(nodes, Node(0, part), merge)
+    return _merge_nodes(nodes)
 
 
-def _merge_stack(stack: list[tuple[int, M]]) -> M:
-    _, merged = stack[-1]
-    for _, earlier in reversed(stack[:-1]):
-        merged = earlier.merge(merged)
+def _merge_pair(part: M | None, later: M | None) -> M | None:
+    """Merge two partial results; None has no rows."""
+    if part is None or later is None:
+        return later if part is None else part
+    return part.merge(later)
+
+
+def _merge_nodes(nodes: Sequence[Node[M | None]]) -> M | None:
+    """Merge the nodes of a tree, from the last to the first."""
+    merged = None
+    for node in reversed(nodes):
+        merged = _merge_pair(node.value, merged)
     return merged
 
 
@@ -143,14 +138,13 @@ class KeptSums(Generic[S]):
 NO_KEPT_SUMS: KeptSums[Any] = KeptSums()
 
 
-class GroupTask(NamedTuple, Generic[S]):
-    """Chunks of a group to sum, or a part of one of its chunks."""
+class Piece(NamedTuple):
+    """Neighbouring chunks to sum, or a part of one."""
 
     tile: Tile | None  # the pairs of features to count; None means all
     keys: range
     part: ChunkPart = WHOLE_CHUNK  # of each chunk
-    before: S | None = None  # sum of the group's earlier chunks, if it was stored
-    later: tuple[int, ...] = ()  # chunks that the next tasks of the same process read
+    later: tuple[int, ...] = ()  # chunks that the next pieces of the same process read
 
 
 def collect_statistics(
@@ -161,7 +155,7 @@ def collect_statistics(
     tiles: Sequence[Tile | None] = (None,),
     progress: Progress = ignore_progress,
     kept: KeptSums[S] = NO_KEPT_SUMS,
-    work: WorkEstimate | None = None,
+    work: WorkEstimate = NO_WORK,
 ) -> S:
     """Sum `summarize(block)` over all rows; the other parameters are as for `collect_groups`."""
     fold = partial(sum_blocks, summarize)
@@ -176,14 +170,14 @@ def collect_groups(
     tiles: Sequence[Tile | None] = (None,),
     progress: Progress = ignore_progress,
     kept: KeptSums[S] = NO_KEPT_SUMS,
-    work: WorkEstimate | None = None,
+    work: WorkEstimate = NO_WORK,
 ) -> S:
-    """Sum a statistic over all rows, group by group.
+    """Sum a statistic over all rows, piece by piece.
 
     Parameters
     ----------
     fold
-        Sums the rows of one task; it is sent to the workers.
+        Sums the rows of one piece; it is sent to the workers.
     rows, executor
         The rows, at least one, and where tasks run.
     label, progress
@@ -193,112 +187,119 @@ def collect_groups(
     kept
         Stored sums over leading chunks.
     work
-        Estimate of the work per row, by which groups are cut into tasks; None makes every group a
-        task.
+        Estimate of the work, by which chunks are cut into pieces. Without work, a piece is a chunk.
     """
-    size = float("inf") if work is None else choose_rows_per_task(work, rows.rows_per_chunk)
-    stored = [kept.load(tile) for tile in tiles]
-    groups_by_tile = [
-        _make_tasks(*pair, rows.rows_per_chunk, size) for pair in zip(tiles, stored, strict=True)
+    trees = [_make_tree(tile, rows, kept, work) for tile in tiles]
+    if isinstance(executor, LocalExecutor):  # elsewhere, the next task may be another worker's
+        trees = [tree._replace(items=_list_later_chunks(tree.items)) for tree in trees]
+    sum_pieces = partial(reduce_pieces, fold, rows.read)
+    merge: Callable[[S | None, S | None], S | None] = _merge_pair
+    report = _make_report([p for tree in trees for p in tree.items], rows, label, progress)
+    max_pieces = choose_max_pieces(work)
+    with closing(executor.reduce(sum_pieces, merge, trees, report, max_pieces)) as results:
+        parts = [part for part in results if part is not None]
+    if len(parts) < len(trees):
+        raise FitError("There are no rows. Choose another {split}.", parameter="split")
+    total: S = type(parts[0]).stitch(parts)
+    return total
+
+
+def _make_tree(
+    tile: Tile | None, rows: RowSource, kept: KeptSums[S], work: WorkEstimate
+) -> Tree[Piece, S | None, S | None]:
+    """Cut the chunks whose sum is not stored into pieces."""
+    size = choose_rows_per_task(work, rows.rows_per_chunk)
+    n_chunks = choose_chunks_per_piece(work, rows)
+    stored = kept.load(tile)
+    if stored.chunks_per_piece != n_chunks:
+        stored = MergedChunks(n_chunks)
+    pieces = [
+        Piece(tile, *piece)
+        for keys in split_chunks_into_groups(rows.n_chunks, stored.n_chunks, n_chunks)
+        for piece in split_group(keys, rows.rows_per_chunk, size)
     ]
-    tasks = [task for groups in groups_by_tile for group in groups for task in group]
-    if isinstance(executor, SerialExecutor | ThreadsExecutor):
-        tasks = _list_later_chunks(tasks)
-    parts = []
-    with closing(executor.map(partial(reduce_group, fold, rows.read), tasks)) as mapped:
-        results = _iter_with_progress(mapped, len(tasks), label, progress)
-        for tile, before, groups in zip(tiles, stored, groups_by_tile, strict=True):
-            merged = before.add_groups(_merge_tasks(group, results) for group in groups)
-            kept.save(tile, merged)
-            parts.append(_merge_all_chunks(merged))
-    return type(parts[0]).stitch(parts)
+    # Chunks that are appended later may belong to the last piece, so it is not kept.
+    is_open = bool(pieces) and rows.n_chunks % n_chunks > 0 and work.nanoseconds == 0
+    finish = partial(_finish_sum, partial(kept.save, tile), n_chunks)
+    return Tree(pieces, stored.nodes, finish, is_open)
 
 
-def _make_tasks(
-    tile: Tile | None, stored: MergedChunks[S], rows_per_chunk: Sequence[int], size: float
-) -> list[list[GroupTask[S]]]:
-    """Return the tasks of each group, of about `size` rows each."""
-    groups = split_chunks_into_groups(len(rows_per_chunk), stored.n_chunks)
-    tasks: list[list[GroupTask[S]]] = [
-        [GroupTask(tile, *piece) for piece in split_group(keys, rows_per_chunk, size)]
-        for keys in groups
-    ]
-    if tasks:
-        tasks[0][0] = tasks[0][0]._replace(before=stored.open_group)
-    return tasks
+def _finish_sum(
+    save: Callable[[MergedChunks[S]], None], chunks_per_piece: int, nodes: list[Node[S | None]]
+) -> S | None:
+    """Keep the sums of whole pieces, and merge everything."""
+    whole = tuple(node for node in nodes if node.height >= 0)
+    save(MergedChunks(chunks_per_piece, whole))
+    return _merge_nodes(nodes)
 
 
-def _list_later_chunks(tasks: Sequence[GroupTask[S]]) -> list[GroupTask[S]]:
-    """Add to each task the chunks that the tasks after it read."""
-    later: tuple[int, ...] = ()
+def _make_report(
+    pieces: Sequence[Piece], rows: RowSource, label: str, progress: Progress
+) -> Callable[[Sequence[Piece]], None]:
+    """Return a function that reports progress, given the pieces of every task that is done."""
+    n_done = n_rows = 0
+
+    def report(done: Sequence[Piece]) -> None:
+        nonlocal n_done, n_rows
+        n_done += len(done)
+        for piece in done:
+            position, n_parts = piece.part
+            total = sum(rows.rows_per_chunk[key] for key in piece.keys)
+            n_rows += total * (position + 1) // n_parts - total * position // n_parts
+        progress(label, n_done, len(pieces), n_rows)
+
+    report([])
+    return report
+
+
+def reduce_pieces(
+    fold: GroupReducer[S], read: Callable[[int], PackedChunk], pieces: Sequence[Piece]
+) -> S | None:
+    """Sum neighbouring pieces that are a node of the tree; None if they have no rows."""
+    return _merge_in_tree(reduce_group(fold, read, piece) for piece in _list_later_chunks(pieces))
+
+
+def _list_later_chunks(pieces: Sequence[Piece]) -> list[Piece]:
+    """Add to each piece the chunks that the pieces after it read."""
+    later = pieces[-1].later if pieces else ()
     listed = []
-    for task in reversed(tasks):
-        listed.append(task._replace(later=later))
-        later = tuple(dict.fromkeys((*task.keys, *later)))[:_N_LATER]
+    for piece in reversed(pieces):
+        listed.append(piece._replace(later=later))
+        later = tuple(dict.fromkeys((*piece.keys, *later)))[:_N_LATER]
     return listed[::-1]
 
 
-def _merge_tasks(
-    tasks: Sequence[GroupTask[S]], results: Iterator[S | None]
-) -> tuple[range, S | None]:
-    """Merge the results of a group's tasks in order; None if the group has no rows."""
-    total = None
-    for part in islice(results, len(tasks)):
-        if part is not None:
-            total = part if total is None else total.merge(part)
-    return range(tasks[0].keys.start, tasks[-1].keys.stop), total
-
-
-def _merge_all_chunks(merged_chunks: MergedChunks[S]) -> S:
-    merged = merged_chunks.merge_all()
-    if merged is None:
-        raise FitError("There are no rows. Choose another {split}.", parameter="split")
-    return merged
-
-
-def _iter_with_progress(
-    results: Iterator[S | None], total: int, label: str, progress: Progress
-) -> Iterator[S | None]:
-    rows = 0
-    progress(label, 0, total, rows)
-    for n_tasks, part in enumerate(results, start=1):
-        rows += 0 if part is None else part.n_rows
-        progress(label, n_tasks, total, rows)
-        yield part
-
-
 def reduce_group(
-    fold: GroupReducer[S], read: Callable[[int], PackedChunk], task: GroupTask[S]
+    fold: GroupReducer[S], read: Callable[[int], PackedChunk], piece: Piece
 ) -> S | None:
-    """Sum the rows of a task; None if it has none of the split.
+    """Sum the rows of a piece; None if it has none of the split.
 
     While one chunk is summed, the next ones are read.
     """
 
     def read_blocks() -> Iterator[BinaryBlock]:
-        chunks = iter_chunks(read, task.keys, task.later)
-        blocks = (block for chunk in chunks for block in iter_blocks(chunk, task.part))
-        return (replace(block, tile=task.tile) for block in blocks if block.n_samples)
+        chunks = iter_chunks(read, piece.keys, piece.later)
+        blocks = (block for chunk in chunks for block in iter_blocks(chunk, piece.part))
+        return (replace(block, tile=piece.tile) for block in blocks if block.n_samples)
 
-    return fold(read_blocks, task.before)
+    return fold(read_blocks)
 
 
 def sum_blocks(
     summarize: Callable[[BinaryBlock], S],
     blocks: ReadBlocks,
-    before: S | None,
     add: Callable[[S, BinaryBlock], S] | None = None,
 ) -> S | None:
-    """Summarize the blocks of a group one by one, and merge them in order.
+    """Summarize the blocks of a piece one by one, and merge them in order.
 
-    `add` may change the sum in place, so it is called only on a sum that this function created.
+    `add` may change the sum in place.
     """
-    total, is_own = before, False
+    total: S | None = None
     for block in blocks():
         check_cancelled()
-        if add is not None and is_own and total is not None:
+        if add is not None and total is not None:
             total = add(total, block)
         else:
             part = summarize(block)
-            total, is_own = part if total is None else total.merge(part), True
+            total = part if total is None else total.merge(part)
     return total

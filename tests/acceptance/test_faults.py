@@ -43,9 +43,9 @@ OPTIONS = {
     TRAIT: ["--model", TRAIT, "--components", "2"],
 }
 SWEEPS = {
-    FIRST: ("reduce_group", 1, 12),
-    PASS: ("reduce_group", 2, 12),
-    FIT: ("reduce_group", 4, 12),
+    FIRST: ("reduce_pieces", 1, 12),
+    PASS: ("reduce_pieces", 2, 12),
+    FIT: ("reduce_pieces", 4, 12),
 }
 SWEEPS[TRANSFORM] = ("write_range", 1, 1)
 ON_CLUSTER = [(FIRST, PCA), (PASS, PCA), (TRANSFORM, PCA)]
@@ -474,7 +474,7 @@ def test_a_scheduled_run_outlives_its_scheduler(work, model):
             first.close()
             states = sorted(path.name for path in cell.output.glob(".unfinished/*/states/*"))
             with started(second) as (client, _):
-                install_trap(client, SchedulerTrap("reduce_group", 99, 0, bool))
+                install_trap(client, SchedulerTrap("reduce_pieces", 99, 0, bool))
                 assert run.wait()[0] == 0
                 swept = len(client.run_on_scheduler(_trap).sweeps)
     passes = load_artifact(cell.output).manifest["iterations"]

@@ -20,7 +20,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -97,12 +97,12 @@ def compare_workers(model: Model, state: FitState, rows: RowSource) -> None:
 
 
 @dataclass
-class TimingExecutor:
+class TimingExecutor(SerialExecutor):
     """Serial executor that records the CPU seconds of each task."""
 
     seconds: list[float] = field(default_factory=list)
 
-    def map(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+    def map(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Generator[Any]:
         """Apply a function to every item."""
         with limit_blas_threads():
             for item in items:
@@ -128,7 +128,7 @@ def print_schedule(model: Model, state: FitState, rows: RowSource) -> None:
     """Print the CPU seconds of the tasks of a pass, and its simulated efficiency."""
     collect_pass_statistics(model, state, rows, SerialExecutor(), 0)
     executor = TimingExecutor()
-    collect_pass_statistics(model, state, rows, executor, 0)  # type: ignore[arg-type]
+    collect_pass_statistics(model, state, rows, executor, 0)
     tasks = np.array(executor.seconds)
     spread = np.quantile(tasks, [0.05, 0.5, 0.95])
     print(

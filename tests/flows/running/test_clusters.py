@@ -196,7 +196,7 @@ def kill_in_first_pass(
     with Client(address, set_as_default=False) as client:
         client.wait_for_workers(1, timeout=600)
         kill = partial(_kill_process, worker.pid, frozen_seconds)
-        install_trap(client, SchedulerTrap("reduce_group", 1, 0, kill))
+        install_trap(client, SchedulerTrap("reduce_pieces", 1, 0, kill))
 
 
 def _kill_process(pid: int, frozen_seconds: float) -> None:

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -22,8 +23,10 @@ from threadpoolctl import ThreadpoolController, threadpool_limits
 from pipeline.data.features import Feature
 from pipeline.errors import FitError
 from pipeline.executors.base import (
+    Node,
     SerialExecutor,
     ThreadsExecutor,
+    Tree,
     choose_executor,
     limit_blas_threads,
 )
@@ -33,7 +36,6 @@ from pipeline.models.clipped_pca import ClippedPCA
 from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
-from pipeline.passes.map_reduce import CHUNKS_PER_GROUP
 from storage.dataset.dataset import BinaryDataset
 from tests.support.clusters import DeadlyReader, EndlessTask, LoggedReader, SlowReader
 from tests.support.data import draw_probit_rows, make_test_row_source, write_arrays
@@ -151,10 +153,64 @@ def test_the_scheduler_saw_every_chunk_on_a_worker(dataset, three_workers):
     three_workers.cluster.scheduler.remove_plugin(record.name)
     assert counts.n_rows == dataset.n_rows
     done = [task for task in record.done if not task[0].endswith("-function")]
-    assert len({key for key, _, _ in done}) == -(-N_CHUNKS // CHUNKS_PER_GROUP)
+    # Four chunks per task, as three threads need no more than 24, and then tasks that merge.
+    names = [key.partition("-")[0] for key, _, _ in done]
+    assert Counter(names) == {"reduce_pieces": 25, "merge": 4, "finish": 1}
     assert {worker for _, worker, _ in done} == set(three_workers.scheduler_info()["workers"])
     folded = sum(array.nbytes for array in counts.to_arrays().values())
     assert max(nbytes for _, _, nbytes in record.done) <= folded + 4096
+
+
+TREES = [
+    Tree(range(n), nodes, list, is_open)
+    for n, nodes, is_open in [
+        (0, (), False),
+        (1, (), True),
+        (7, (), False),
+        (100, (), True),
+        (86, (Node(3, "early"), Node(1, "later"), Node(0, "last")), False),
+        (0, (Node(2, "early"),), False),
+    ]
+]
+
+
+def test_workers_merge_along_the_tree_of_the_serial_executor(three_workers) -> None:
+    executors, texts = [SerialExecutor(), DaskExecutor(three_workers)], []
+    for executor in executors:
+        for max_items in (1, 2, 64):
+            done: list[int] = []
+            found = executor.reduce(write_span, write_merge, TREES, done.extend, max_items)
+            texts.append(list(found))
+            assert sorted(done) == sorted(k for tree in TREES for k in tree.items)
+    assert texts[1:] == texts[:-1]
+    assert texts[0][2] == [(2, "((0 1) (2 3))"), (1, "(4 5)"), (0, "6")]
+    eventually(lambda: three_workers.run_on_scheduler(_number_of_tasks) == 0)
+
+
+def write_span(items: Sequence[int]) -> str:
+    if len(items) == 1:
+        return str(items[0])
+    half = len(items) // 2
+    return write_merge(write_span(items[:half]), write_span(items[half:]))
+
+
+def write_merge(left: str, right: str) -> str:
+    return f"({left} {right})"
+
+
+def test_an_error_of_one_piece_ends_the_pass(three_workers) -> None:
+    found = DaskExecutor(three_workers).reduce(
+        refuse_seven, write_merge, [Tree(range(50), (), list)], len, 1
+    )
+    with pytest.raises(ValueError, match="no seven"):
+        next(found)
+    eventually(lambda: three_workers.run_on_scheduler(_number_of_tasks) == 0)
+
+
+def refuse_seven(items: Sequence[int]) -> str:
+    if 7 in items:
+        raise ValueError("no seven")
+    return write_span(items)
 
 
 def test_what_nobody_waits_for_is_stopped(three_workers, tmp_path):

@@ -29,7 +29,8 @@ from pipeline.models.base import Model
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture
 from pipeline.models.state import FitState
 from pipeline.params import array_field
-from pipeline.passes.map_reduce import collect_statistics
+from pipeline.passes.map_reduce import collect_statistics, tree_merge
+from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, PairCounts, make_tiles
 from tests.models.climber import Climber
@@ -68,13 +69,23 @@ def one_row_chunks(n_rows: int, keep: Sequence[bool] | None = None) -> Any:
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_chunks_fold_in_groups_and_groups_merge_in_a_tree(executor: Any) -> None:
-    folded = collect_statistics(Trace.from_block, one_row_chunks(29), executor, "trace")
+    work = WorkEstimate(0, n_chunks=8)
+    folded = collect_statistics(Trace.from_block, one_row_chunks(29), executor, "trace", work=work)
     first = "(((((((0 1) 2) 3) 4) 5) 6) 7)"
     second = "(((((((8 9) 10) 11) 12) 13) 14) 15)"
     third = "(((((((16 17) 18) 19) 20) 21) 22) 23)"
     last = "((((24 25) 26) 27) 28)"
     assert folded.text == f"(({first} {second}) ({third} {last}))"
     assert folded.n_rows == 29
+
+
+@pytest.mark.parametrize("executor", [*EXECUTORS, ThreadsExecutor(1000)])
+@pytest.mark.parametrize("n_chunks", [1, 2, 7, 60, 129])
+def test_single_chunks_merge_in_the_same_tree_however_many_share_a_task(
+    executor: Any, n_chunks: int
+) -> None:
+    summed = collect_statistics(Trace.from_block, one_row_chunks(n_chunks), executor, "trace")
+    assert summed.text == tree_merge(Trace(str(k), 1) for k in range(n_chunks)).text
 
 
 def test_groups_without_rows_of_the_split_are_passed_over() -> None:
@@ -280,7 +291,7 @@ def test_the_loop_asks_the_executor_alone() -> None:
             return super().map(function, listed)
 
     fit_model(Shares(max_iter=2, tol=0.0), ROWS, Counting())
-    assert Counting.items == [2, 2, 2]
+    assert Counting.items == [15, 2, 2]
 
 
 @pytest.mark.parametrize(
