@@ -18,7 +18,7 @@ Ints = NDArray[np.int64]
 Numbers = NDArray[np.int32]
 _MIN_WAITING_ROWS = 1 << 19
 """So many rows wait at least until they are searched among the known ones."""
-_MAX_MEMORY = 1 << 24
+_MAX_MEMORY = 1 << 22
 """Known rows of more bytes are partitioned to disk."""
 _N_PARTITIONS = 256
 _TEXTS_AT_ONCE = 1 << 16
