@@ -355,6 +355,15 @@ def merge_with_stored_roles(roles: ColumnRoles, base: BinaryDataset) -> ColumnRo
     return ColumnRoles.from_json({**stored, **changed})
 
 
+def list_name_columns(dataset: BinaryDataset) -> tuple[str, ...]:
+    """Return the columns that identify the rows of a dataset made from long tables."""
+    if not (long := dataset.manifest["ingest"].get("long")):
+        return ()
+    from storage.sources.long_tables import parse_long_columns  # imports Arrow
+
+    return parse_long_columns(long).row
+
+
 def _check_same_long_roles(long: str, stored: str) -> None:
     """Check that appended lines have the same row columns as the dataset, and values if it has."""
     from storage.sources.long_tables import parse_long_columns  # imports Arrow

@@ -61,6 +61,10 @@ class Dataset(Protocol):
         """Names of the segments."""
 
     @property
+    def column_names(self) -> tuple[str, ...]:
+        """Names of the per-row columns."""
+
+    @property
     def levels(self) -> Mapping[str, Iterable[str]]:
         """Texts of the per-row columns that are stored as codes, in the order of the codes."""
 
@@ -212,6 +216,11 @@ class MemoryDataset(ResultDisplayMixin):
     def with_row_columns(self, row_columns: RowColumns) -> MemoryDataset:
         """Return the dataset with per-row columns of its rows, as a fit uses them."""
         return replace(self, row_columns=row_columns)
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Names of the per-row columns."""
+        return tuple(self.chunks[0].columns)
 
     @property
     def rows_per_chunk(self) -> list[int]:

@@ -7,7 +7,8 @@ The position of a row counts from the mean of all rows, that of a feature is its
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -133,18 +134,21 @@ def prepare_poles(
 
 
 def _find_row(name: str, dataset: Dataset, split: str | None) -> int:
-    """Return the original index of the row that a column of texts names."""
+    """Return the original index of the row that a column of texts or integers names."""
     columns = [column for column in dataset.levels if column != _SPLIT]
     counts = dict[str, int]()
-    for column in columns:
-        code = next((k for k, text in enumerate(dataset.levels[column]) if text == name), None)
-        if code is None:
-            continue
-        parts = (rows[codes == code] for rows, codes in dataset.iter_codes(column, split))
+    for column, code in _iter_codes_of_name(name, columns, dataset):
+        parts = (
+            rows[codes == code]
+            for rows, codes in dataset.iter_codes(column, split)
+            if codes.dtype.kind == "i"
+        )
         found = [(int(part[0]), len(part)) for part in parts if len(part)]
-        counts[column] = sum(n for _, n in found)
-        if counts[column] == 1:
+        n_rows = sum(n for _, n in found)
+        if n_rows == 1:
             return found[0][0]
+        if n_rows or column in dataset.levels:
+            counts[column] = n_rows
     if counts:
         column = max(counts, key=lambda column: counts[column])
         number = f"{counts[column]:,} rows have" if counts[column] else "no row of the fit has"
@@ -154,6 +158,18 @@ def _find_row(name: str, dataset: Dataset, split: str | None) -> int:
         )
     texts = (text for column in columns for text in islice(dataset.levels[column], _MAX_SEARCHED))
     raise make_unknown_name_error(name, [*dataset.feature_names, *texts])
+
+
+def _iter_codes_of_name(
+    name: str, text_columns: Sequence[str], dataset: Dataset
+) -> Iterator[tuple[str, int]]:
+    """Yield the columns that may have a name, and what stands for it there."""
+    for column in text_columns:
+        code = next((k for k, text in enumerate(dataset.levels[column]) if text == name), None)
+        if code is not None:
+            yield column, code
+    with suppress(ValueError):
+        yield from ((c, int(name)) for c in dataset.column_names if c not in dataset.levels)
 
 
 def make_unknown_name_error(name: str, known: Iterable[str]) -> FitError:

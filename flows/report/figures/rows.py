@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.data.columns import list_name_columns
 from flows.data.datasets import LoadedModel, check_dataset_features, may_open
 from pipeline.data.blocks import (
     BinaryBlock,
@@ -233,6 +234,8 @@ def _join_coded_rows(parts: list[CodedRows], dataset: BinaryDataset) -> CodedRow
     names = ("codes", "values", "rows", "segments", "variances")
     arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
     columns = {name: dataset.decode_texts(name, values) for name, values in coded.items()}
+    for name in list_name_columns(dataset):  # figures take texts for names, but not numbers
+        columns[name] = columns[name].astype(str).astype(object)
     return CodedRows(columns=columns, **arrays)
 
 

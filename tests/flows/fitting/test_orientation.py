@@ -10,6 +10,9 @@ import pandas as pd
 import pytest
 
 import latentbits as lb
+from flows.report.figures.row_plots import choose_names
+from flows.report.figures.rows import read_dataset_sample
+from flows.report.inputs import load_report_inputs
 from flows.report.page import build_report_from_artifact
 from pipeline.errors import FitError
 from pipeline.params import get_named_arrays
@@ -118,6 +121,30 @@ def test_poles_of_python_are_checked_before_the_fit() -> None:
     items = {"feature": ["q0"], "slope": [1.0], "offset": [0.0]}
     with pytest.raises(FitError, match="orient cannot be combined with items"):
         lb.fit(make_table(), "latent-trait", items=items, orient=["q1=+1"])
+
+
+def test_rows_of_long_tables_may_be_named_by_integers(cli: Any, tmp_path: Path) -> None:
+    X = make_table().to_numpy()
+    row, feature = (places.ravel() for places in np.indices(X.shape))
+    lines = pd.DataFrame({"id": 1000 + row, "item": feature.astype(str), "answer": X.ravel()})
+    lines.to_parquet(tmp_path / "a.parquet")
+    path = tmp_path / "d.zarr"
+    long = ("--long", "row=id,feature=item,value=answer")
+    assert cli("ingest", tmp_path / "a.parquet", "--dataset", path, *long).code == 0
+    data = lb.open_dataset(path)
+    fits = [lb.fit(data, components=1, orient=[f"1003={sign}1"]) for sign in "+-"]
+    codes = [lb.transform(fitted, data)["mean"][:, 0] for fitted in fits]
+    np.testing.assert_allclose(codes[0], -codes[1], atol=1e-9)
+    assert codes[0][3] > codes[0].mean()
+    with pytest.raises(FitError, match="no row and no feature has this name"):
+        lb.fit(data, components=1, orient=["9=+1"])
+    done = cli("fit", "--dataset", path, *FIT, "--output", tmp_path / "fits")
+    assert done.code == 0
+    inputs = load_report_inputs(tmp_path / "fits")
+    assert inputs.dataset is not None
+    names = choose_names(read_dataset_sample(inputs.fitted, inputs.dataset).coded_rows, None, ())
+    assert names is not None
+    assert [*names.values] == [str(1000 + k) for k in range(N_ROWS)]
 
 
 def test_rows_of_other_splits_have_no_pole() -> None:
