@@ -42,27 +42,44 @@ def invert_information(information: Array, directions: Array) -> InformationInve
     return InformationInverse(root @ root.T, unidentified)
 
 
-def invert_constrained_information(information: Array, constraints: Array) -> Array | None:
+def invert_constrained_information(information: Array, constraints: Array) -> InformationInverse:
     """Invert the information, (p, p), where `constraints`, (n_constraints, p), are 0.
 
-    Return the covariance, which is that of `invert_information` for a basis of the free directions,
-    several times as fast. Return None if a direction may be without information.
+    The result is that of `invert_information` for a basis of the free directions, several times as
+    fast: only directions without information need eigenvectors.
     """
     scale = 1 / np.sqrt(np.maximum(np.diag(information), 1e-300))
     normals = scipy.linalg.qr((constraints * scale).T, mode="economic")[0]
-    scaled = scale[:, None] * information * scale
-    scaled += normals @ normals.T  # a parameter that no direction moves may have any information
-    factor, has_failed = scipy.linalg.lapack.dpotrf(scaled, lower=True)
+    scaled, unidentified = scale[:, None] * information * scale, np.zeros(len(scale))
+    # A parameter that no direction moves may have any information.
+    lifted = scaled + normals @ normals.T
+    inverse = _invert_positive(lifted)
+    if (
+        inverse is None
+        or not _estimate_norm(inverse) * _estimate_norm(lifted) < 1 / _SINGULAR_SHARE
+    ):
+        across = scaled @ normals
+        scaled -= normals @ across.T + (across - normals @ (normals.T @ across)) @ normals.T
+        largest = _estimate_norm(scaled)
+        lifted = scaled + largest * normals @ normals.T
+        bounds = (-np.inf, _SINGULAR_SHARE * largest)
+        values, empty = scipy.linalg.eigh(lifted, subset_by_value=bounds)
+        inverse = _invert_positive(lifted + (empty * (largest - values)) @ empty.T)
+        assert inverse is not None
+        normals, unidentified = np.hstack([normals, empty]), (empty**2).sum(axis=1)
+    across = inverse @ normals
+    inverse -= across @ np.linalg.solve(normals.T @ across, across.T)
+    return InformationInverse(scale[:, None] * inverse * scale, unidentified)
+
+
+def _invert_positive(matrix: Array) -> Array | None:
+    """Invert a positive definite matrix; return None if it is not."""
+    factor, has_failed = scipy.linalg.lapack.dpotrf(matrix, lower=True)
     if has_failed:
         return None
     inverse = np.tril(scipy.linalg.lapack.dpotri(factor, lower=True)[0])
     inverse += np.tril(inverse, -1).T
-    if not _estimate_norm(inverse) * _estimate_norm(scaled) < 1 / _SINGULAR_SHARE:
-        return None
-    across = inverse @ normals
-    inverse -= across @ np.linalg.solve(normals.T @ across, across.T)
-    covariance: Array = scale[:, None] * inverse * scale
-    return covariance
+    return np.asarray(inverse)
 
 
 def _estimate_norm(matrix: Array) -> float:

@@ -41,7 +41,6 @@ from pipeline.models.latent_trait.regression_design import (
 from pipeline.models.latent_trait.trait_errors import (
     compute_covariance_errors,
     differentiate_theta,
-    invert_group_information,
     list_variance_constraints,
     place_traits,
     sum_multipliers,
@@ -53,6 +52,7 @@ from pipeline.models.latent_trait.wide_errors import (
     SharedDirections,
     list_shared_directions,
 )
+from pipeline.numerics.information import invert_constrained_information
 from pipeline.numerics.logistic.categories.scores import join_blocks, list_form_places
 from pipeline.statistics.sums import ClusteredSums, Sums
 
@@ -203,9 +203,10 @@ def invert(
         information = information + corrections.toarray()
     covariance, is_unknown = np.zeros_like(information), np.ones(len(information), np.bool_)
     places = np.ix_(is_free, is_free)
-    covariance[places], is_unknown[is_free] = invert_group_information(
-        information[places], constraints[:, is_free]
-    )
+    if is_free.any():
+        inverse = invert_constrained_information(information[places], constraints[:, is_free])
+        covariance[places] = inverse.covariance
+        is_unknown[is_free] = inverse.find_unidentified((-1, 1))
     if form == "sandwich":
         middle = scale * sums.get("weighted_products", sums["products"])
         if isinstance(statistics, ClusteredSums):

@@ -9,12 +9,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
 
 from pipeline.models.latent_trait.group_design import GroupDesign, factorize
 from pipeline.models.latent_trait.regression_design import Regression
-from pipeline.numerics.information import invert_constrained_information, invert_information
 
 Array = NDArray[np.float64]
 
@@ -52,25 +50,6 @@ def place_traits(design: GroupDesign, n: int) -> TraitPlaces:
             root[group, rows, columns] = np.arange(n, n + len(rows))
             n += len(rows)
     return TraitPlaces(mean, root, n)
-
-
-def invert_group_information(
-    information: Array, constraints: Array
-) -> tuple[Array, NDArray[np.bool_]]:
-    """Return the covariance of all parameters, and which of them the data do not determine.
-
-    `constraints` are the gradients of what stays 0, (n_constraints, n_parameters).
-    """
-    inverse: Array | None = information
-    if len(information):
-        inverse = invert_constrained_information(information, constraints)
-    if inverse is not None:
-        return inverse, np.zeros(len(information), np.bool_)
-    directions = (
-        scipy.linalg.null_space(constraints) if len(constraints) else np.eye(len(information))
-    )
-    result = invert_information(information, directions)
-    return result.covariance, result.find_unidentified((len(information), 1))
 
 
 def compute_covariance_errors(
