@@ -28,6 +28,7 @@ from pipeline.models.latent_trait.params import LatentTraitParams
 from pipeline.numerics.bits.kernels import add_joint_counts
 from pipeline.numerics.logistic.categories.curves import LevelItems
 from pipeline.numerics.logistic.categories.scores import (
+    SOME_FORMS,
     RowRegression,
     choose_point_rule,
     count_score_vectors,
@@ -100,7 +101,9 @@ def estimate_information(
     """
     (n_features, q), n_parameters = params.weights.shape, params.free_parameters.size
     nodes = list_lattice_nodes(params.weights, params.offsets) if has_shared_nodes else None
-    if nodes is not None and not is_wide:
+    if has_shared_nodes and not is_wide and n_features > SOME_FORMS and q <= MAX_COMPONENTS:
+        scores = 100.0 * n_features + 0.03 * q * (q + 1) * n_features**2
+    elif nodes is not None and not is_wide:
         scores = 0.4 * len(nodes.points) * n_features + 0.3 * n_parameters**2
     elif q <= MAX_COMPONENTS:
         scores = 30.0 * len(choose_point_rule(n_features, q).points) * n_features
@@ -150,10 +153,12 @@ def add_scores(
     jacobian: Matrix,
     nodes: Nodes | None = None,
     is_own: NDArray[np.bool_] | None = None,
+    has_products: bool = True,
 ) -> Sums:
     """Return the sums of a block with the scores of a sample of its rows, see `sum_scores`.
 
     If rows were drawn in clusters, these are all rows, and the scores of each cluster belong to it.
+    `has_products` tells whether the form of standard errors needs products of scores.
     """
     clusters, places = None, None
     if block.clusters is not None and sample.row_weights is not None:
@@ -167,13 +172,14 @@ def add_scores(
         nodes=nodes,
         is_own=is_own,
         row_weights=sample.row_weights,
+        has_products=has_products,
         has_sampling_weights=sample.has_sampling_weights,
         clusters=places,
         regression=sample.regression,
     )
-    names = ["spread", "products", "curvature"]
-    names += ["weighted_products"] * sample.has_sampling_weights
-    values = {**sums.values, **{name: getattr(found, name) for name in names}}
+    values = {**sums.values, "information": found.curvature - found.covariance}
+    names = ["products"] * has_products + ["weighted_products"] * sample.has_sampling_weights
+    values |= {name: getattr(found, name) for name in names}
     sums = replace(sums, values=values)
     if clusters is None:
         return sums

@@ -201,7 +201,8 @@ def sum_information(
     sums = Sums.from_block(block, objective, values)
     if (blocks := blocks_from_working(working)) is not None:
         return _add_bifactor_scores(sums, block, sample, items, blocks, jacobian)
-    return add_scores(sums, block, sample, items, posterior, jacobian, nodes, is_own)
+    has_products = bool(working["has_products"])
+    return add_scores(sums, block, sample, items, posterior, jacobian, nodes, is_own, has_products)
 
 
 def _integrate_binary_rows(
@@ -211,12 +212,13 @@ def _integrate_binary_rows(
     own, nodes = TraitItems(items.weights, items.offsets), nodes_from_working(working)
     if (blocks := blocks_from_working(working)) is not None:
         return bifactor_posterior(sample.X, sample.observed, *own, blocks), None
-    if "has_own_nodes" in working and sample.regression is None:
-        nodes = list_lattice_nodes(*own)
+    has_own_nodes, regression = "has_own_nodes" in working, sample.regression
     is_wide = "directions" in working and items.asymptotes is None
-    if nodes is None or is_wide or sample.regression is not None:
-        means = None if sample.regression is None else sample.regression.means
-        return posterior_on_lattice(sample.X, sample.observed, own, means), None
+    if nodes is None or has_own_nodes or is_wide or regression is not None:
+        means = None if regression is None else regression.means
+        posterior = posterior_on_lattice(sample.X, sample.observed, own, means)
+        has_nodes = has_own_nodes and not is_wide and regression is None
+        return posterior, list_lattice_nodes(*own) if has_nodes else None
     return node_posterior(sample.X, sample.observed, items, nodes), nodes
 
 
@@ -250,11 +252,10 @@ def _add_bifactor_scores(
     weighted = scores if row_weights is None else row_weights[:, None] * scores
     curvature = scipy.sparse.block_diag([*found.curvature], format="csr")
     spread = jacobian[found.parameters].T @ found.spread
-    values = {
-        "spread": spread @ jacobian[found.parameters],
-        "products": scores.T @ weighted,
-        "curvature": (jacobian.T @ curvature @ jacobian).toarray(),
-    }
+    products = scores.T @ weighted
+    information = (jacobian.T @ curvature @ jacobian).toarray()
+    information += products - spread @ jacobian[found.parameters]
+    values = {"information": information, "products": products}
     if sample.has_sampling_weights:
         values["weighted_products"] = weighted.T @ weighted
     sums = replace(sums, values={**sums.values, **values})

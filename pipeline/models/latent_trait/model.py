@@ -1394,7 +1394,8 @@ class LatentTrait(Model):
         if design.is_wide or is_bounded:
             return None
         further = {name: state.auxiliary[name] for name in ("level_counts", "group_level_counts")}
-        return {**state.working, "share": np.array(1.0), **further}
+        further |= {"share": np.array(1.0), "has_products": np.array(False)}
+        return {**state.working, **further}
 
     def invert_information(self, state: FitState, statistics: Sums) -> Array:
         """Return the inverse of the observed information about the parameters of `FitDesign`."""
@@ -1697,7 +1698,8 @@ class LatentTrait(Model):
             none = np.zeros((len(design.forms.constant), 0))
             is_possible = not self._explain_missing_errors(state)
             further["directions"] = list_directions(design, params).scales if is_possible else none
-        return {**state.working, "share": np.array(share), **further}
+        further |= {"share": np.array(share), "has_products": np.array(form != "louis")}
+        return {**state.working, **further}
 
     def _explain_missing_errors(self, state: FitState) -> str:
         """Return why there are no standard errors of many parameters; empty if there are."""

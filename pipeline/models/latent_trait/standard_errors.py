@@ -191,16 +191,14 @@ def invert(
         is_unknown[is_free] = is_free_unknown
         return ParameterErrors(found.transform(to_all), is_unknown)
     sums, scale = statistics.values, compute_scale(statistics)
-    if "curvature" not in sums:
+    if "information" not in sums:
         # The inverse of a sample covariance of normal scores is too large by a known factor.
         n_rows = float(sums["weight_informing"])
         scale *= n_rows / (n_rows - design.n_parameters - 1)
-    information = scale * sums["products"]
     if form == "crossproduct":
-        information = information + np.diag(prior)
+        information = scale * sums["products"] + np.diag(prior)
     else:
-        information = scale * (sums["curvature"] - sums["spread"]) + information
-        information = information + corrections.toarray()
+        information = scale * sums["information"] + corrections.toarray()
     covariance, is_unknown = np.zeros_like(information), np.ones(len(information), np.bool_)
     places = np.ix_(is_free, is_free)
     if is_free.any():

@@ -146,7 +146,7 @@ def test_scores_agree_with_a_fine_grid(q: int, n_features: int) -> None:
         spread += ROW_WEIGHTS[n] * score.T @ (share[used, None] * score)
     items = LevelItems.from_binary(weights, offsets)
     found = sum_binary_scores(X, observed, items, expected, None, ROW_WEIGHTS, regression)
-    for total, own in ((products, found.products), (spread, found.spread)):
+    for total, own in ((products, found.products), (spread, found.covariance + found.products)):
         scale = np.sqrt(np.diag(total))
         assert abs((own - total) / np.outer(scale, scale)).max() < 0.01
 

@@ -125,13 +125,13 @@ def test_they_are_the_derivatives(q: int, n_features: int, masked: bool) -> None
     sigma = expit(weights @ nodes.points.T + offsets[:, None])
     curvature = block_diag(*np.einsum("il,la,lb->iab", mass * sigma * (1 - sigma), z, z))
     np.testing.assert_allclose(found.curvature, curvature, rtol=0, atol=0.01 * curvature.max())
-    louis = curvature - found.spread + found.products
+    louis = curvature - found.covariance
     np.testing.assert_allclose(louis, -hessian, rtol=0, atol=0.01 * abs(hessian).max())
     if not masked:
         on_nodes = sum_binary_scores(X, None, items, posterior, nodes)
         np.testing.assert_allclose(on_nodes.products, scores.T @ scores, rtol=0, atol=1e-4)
         np.testing.assert_allclose(on_nodes.curvature, curvature, rtol=1e-10, atol=1e-10)
-        louis = curvature - on_nodes.spread + on_nodes.products
+        louis = curvature - on_nodes.covariance
         np.testing.assert_allclose(louis, -hessian, rtol=0, atol=1e-3 * abs(hessian).max())
 
 
@@ -149,7 +149,7 @@ def test_rows_on_nodes_have_the_spread_of_their_responsibilities(q: int) -> None
     found = sum_binary_scores(X, None, items, posterior, nodes)
     spread = np.einsum("nl,nlp,nlr->pr", shares, scores, scores)
     mean = np.einsum("nl,nlp->np", shares, scores)
-    np.testing.assert_allclose(found.spread, spread, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(found.covariance + found.products, spread, rtol=1e-10, atol=1e-10)
     np.testing.assert_allclose(found.products, mean.T @ mean, rtol=1e-10, atol=1e-10)
 
 
@@ -169,16 +169,74 @@ def test_scores_of_many_features_are_those_of_a_dense_grid(q: int) -> None:
     posterior = node_posterior(X, observed, items, nodes)
     found = sum_binary_scores(X, observed, items, posterior)
     z, sigma = np.column_stack([points, np.ones(len(points))]), expit(points @ weights.T + offsets)
-    spread = np.zeros_like(found.spread)
+    spread = np.zeros_like(found.covariance)
     for row, mask in zip(X, observed, strict=True):
         eta = points @ weights.T + offsets
         log_shares = nodes.log_weights + (mask * (row * eta - np.logaddexp(0, eta))).sum(axis=1)
         shares = np.exp(log_shares - logsumexp(log_shares))
         scores = ((mask * (row - sigma))[:, :, None] * z[:, None]).reshape(len(z), -1)
         spread += (shares[:, None] * scores).T @ scores
-    np.testing.assert_allclose(found.spread, spread, rtol=0, atol=2e-3 * abs(spread).max())
-    deviation, expected = found.spread - found.products, spread - found.products
-    np.testing.assert_allclose(deviation, expected, rtol=0, atol=1e-2 * abs(expected).max())
+    np.testing.assert_allclose(
+        found.covariance + found.products, spread, rtol=0, atol=2e-3 * abs(spread).max()
+    )
+    expected = spread - found.products
+    np.testing.assert_allclose(found.covariance, expected, rtol=0, atol=1e-2 * abs(expected).max())
+
+
+@pytest.mark.parametrize(("q", "n_different"), [(1, 400), (2, 24)])
+def test_rows_on_a_lattice_of_modes_have_the_errors_of_a_dense_grid(
+    q: int, n_different: int
+) -> None:
+    rng, n_features, n_rows = np.random.default_rng(q), 104, 1600
+    weights, offsets = rng.uniform(0.4, 2, (n_features, q)), rng.normal(0, 0.7, n_features)
+    X = rng.random((n_different, n_features)) < expit(
+        rng.normal(size=(n_different, q)) @ weights.T + offsets
+    )
+    counts, row_weights = n_rows // n_different, rng.integers(1, 4, n_different).astype(float)
+    axis = np.arange(-4.5, 4.5, 0.09)
+    points = np.stack(np.meshgrid(*[axis] * q, indexing="ij"), axis=-1).reshape(-1, q)
+    nodes = Nodes(points, -0.5 * (points**2).sum(axis=1))
+    items = LevelItems.from_binary(weights, offsets)
+    posterior = node_posterior(X, None, items, nodes)
+    rows = np.repeat(np.arange(n_different), counts)
+    found = sum_binary_scores(
+        X[rows].astype(np.uint8),
+        None,
+        items,
+        posterior.take_rows(rows),
+        row_weights=row_weights[rows],
+    )
+    z, sigma = np.column_stack([points, np.ones(len(points))]), expit(points @ weights.T + offsets)
+    covariance, products = np.zeros((2, *found.covariance.shape))
+    curvature = np.zeros((n_features, q + 1, q + 1))
+    eta = points @ weights.T + offsets
+    for row, r in zip(X, counts * row_weights, strict=True):
+        log_shares = nodes.log_weights + (row * eta - np.logaddexp(0, eta)).sum(axis=1)
+        shares = np.exp(log_shares - logsumexp(log_shares))
+        used = shares > 1e-12
+        scores = ((row - sigma[used])[:, :, None] * z[used][:, None]).reshape(used.sum(), -1)
+        mean = shares[used] @ scores
+        scores = np.sqrt(r * shares[used])[:, None] * (scores - mean)
+        covariance += scores.T @ scores
+        products += r * np.outer(mean, mean)
+        slopes = (r * shares[:, None] * sigma * (1 - sigma)).T
+        curvature += np.einsum("il,la,lb->iab", slopes, z, z, optimize=True)
+    for own, total in (
+        (found.covariance, covariance),
+        (found.products, products),
+        (found.curvature, block_diag(*curvature)),
+    ):
+        np.testing.assert_allclose(own, total, rtol=0, atol=5e-4 * abs(total).max())
+    if q == 1:
+        information = block_diag(*curvature) - covariance
+        own, exact = (
+            np.sqrt(np.diag(np.linalg.inv(matrix)))
+            for matrix in (found.curvature - found.covariance, information)
+        )
+        np.testing.assert_allclose(own, exact, rtol=1e-4)
+    none = np.zeros((1, n_features), np.uint8)
+    alone = sum_binary_scores(none, None, items, node_posterior(none, None, items, nodes))
+    assert np.isfinite(alone.covariance).all()
 
 
 def test_a_posterior_with_all_mass_on_one_point_has_finite_scores() -> None:
@@ -254,7 +312,7 @@ def test_points_of_rows_give_the_covariances_of_shared_nodes(
         sums = sum_scores(
             X, observed, items, posterior, jacobian, nodes=shared.nodes, row_weights=row_weights
         )
-        weighted = sums.spread - sums.products
+        weighted = sums.covariance
         covariances.append(weighted)
     on_points, on_nodes = covariances
     assert not np.array_equal(on_points, on_nodes)
@@ -296,7 +354,7 @@ def test_few_items_with_covariates_have_the_errors_of_a_numerical_hessian() -> N
         nodes=shared.nodes,
         regression=regression,
     )
-    information = sums.curvature - sums.spread + sums.products
+    information = sums.curvature - sums.covariance
     hessian = compute_hessian(lambda free: float(integrate(free).log_likelihood.sum()), at)
     found, expected = (np.sqrt(np.diag(np.linalg.inv(H))) for H in (information, -hessian))
     np.testing.assert_allclose(found, expected, rtol=3e-3)
@@ -346,6 +404,6 @@ def test_sums_with_asymptotes_are_those_of_loops(is_masked: bool) -> None:
         spread += row_weights[row] * (scores.T * share) @ scores
         products += row_weights[row] * np.outer(mean, mean)
         clustered[clusters[row]] += row_weights[row] * mean
-    np.testing.assert_allclose(sums.spread, spread, atol=1e-7)
+    np.testing.assert_allclose(sums.covariance + sums.products, spread, atol=1e-7)
     np.testing.assert_allclose(sums.products, products, atol=1e-7)
     np.testing.assert_allclose(sums.cluster_scores, clustered, atol=1e-7)
