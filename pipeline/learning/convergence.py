@@ -396,12 +396,12 @@ def choose_newton_step(
         Has the inverse of the information; other entries come from the previous call.
     """
     inverse, damping = memory["inverse"], float(memory.get("damping", 1.0))
+    if "change" in memory:
+        inverse = _update_inverse(inverse, memory["change"], memory["gradient"] - gradient)
     if objective < float(memory.get("objective", -np.inf)):
         if damping / 2 < _LEAST_DAMPING:
             return NewtonStep(None, {})
         return NewtonStep(None, {"inverse": inverse, "damping": np.array(damping / 2)})
-    if "change" in memory:
-        inverse = _update_inverse(inverse, memory["change"], memory["gradient"] - gradient)
     change = inverse @ gradient
     gain = float(0.5 * gradient @ change)
     before = float(memory.get("gain", np.inf))
