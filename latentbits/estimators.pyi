@@ -716,7 +716,8 @@ class LatentTrait(WeightedModelEstimator):
         `refuse` constant features, or `pin` them to weights of 0 and the offset of their
         margin.
     acceleration
-        `squarem` or `none`.
+        `squarem` or `none`. With `none`, large fits do not start on a sample of their rows
+        either.
     rotation
         Rotation of the weights in `rotated`: `principal` axes, `varimax` or `promax`.
     errors

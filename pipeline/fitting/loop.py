@@ -179,6 +179,7 @@ def start_fit(
     unlinked = () if linkage is None else warn_about_unlinked_features(model, linkage)
     if initial_params is not None and isinstance(model, CanWarmStart):
         state = model.warm_start(replace(state, starts=()), initial_params)
+        state = replace(state, acceleration={"is_warm": np.array(1)})
     if get_pair_job_label(model, rows.n_features):
         job = make_pair_job(model, state, rows, spare_memory)
         results = run_pairs(job) if run_pairs else run_in_memory(job, executor, progress)
@@ -364,8 +365,8 @@ def _update_state(
     next_stage = model.next_stage(last, statistics)
     if next_stage is not None:
         return _begin_stage(next_stage)
-    if state.is_on_sample:
-        return replace(last, done=True, converged=convergence.has_converged(history))
+    if state.is_on_sample and isinstance(model, CanTakeNewtonSteps):
+        return replace(model.leave_sample(last, statistics), done=True)
     finished = model.finish(last, statistics)
     finished = replace(
         finished,
@@ -504,13 +505,13 @@ def _start_on_sample(
 ) -> FitState:
     """Run the stages of a fit that has not begun on a sample of its rows, if that is possible.
 
-    The result is the start of the passes over all rows, in the last stage.
+    The result is the start of the passes over all rows, in the last stage. A start from an earlier
+    fit stays where it is, and only gets the information of the sample.
     """
     if state.iteration or state.starts or state.done or not isinstance(model, CanTakeNewtonSteps):
         return state
-    if model.acceleration == "none" or not model.can_start_on_sample(state):
-        return state
-    sample = draw_sample(model, rows, executor, seed, progress)
+    n_needed = model.count_sample_rows(state) if model.acceleration != "none" else 0
+    sample = draw_sample(model, rows, executor, seed, n_needed, progress) if n_needed else None
     if sample is None:
         return state
     own_rows = sample.make_row_source(rows)
@@ -518,7 +519,8 @@ def _start_on_sample(
     factor = sample.weight / sum(block.weight for block in sample.blocks)
     tol = min(_SAMPLE_TOL * factor * model.tol, _MAX_SAMPLE_TOL)
     own_model: Model = replace(model, tol=tol)  # type: ignore[call-arg]
-    own = replace(state, is_on_sample=True)
+    is_warm = "is_warm" in state.acceleration
+    own = replace(state, is_on_sample=True, acceleration={}, done=is_warm)
     statistics: Any
     try:
         while not own.done:

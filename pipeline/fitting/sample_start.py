@@ -96,11 +96,19 @@ class _ChunkReader:
 
 
 def draw_sample(
-    model: Model, rows: RowSource, executor: Executor, seed: int, progress: Progress
+    model: Model,
+    rows: RowSource,
+    executor: Executor,
+    seed: int,
+    n_needed: int,
+    progress: Progress,
 ) -> BlockSample | None:
-    """Draw a sample of the rows; None if they are few, or no sample has all levels."""
+    """Draw a sample of at least about `n_needed` rows.
+
+    None if there are few rows, or no sample has all levels.
+    """
     n_rows = sum(rows.rows_per_chunk)
-    share = max(SHARE, MIN_SAMPLE / max(n_rows, 1))
+    share = max(SHARE, max(MIN_SAMPLE, n_needed) / max(n_rows, 1))
     while n_rows >= MIN_ROWS and share <= _MAX_SHARE:
         draw = partial(_draw_rows, share, RowRandom(seed))
         sample = collect_statistics(draw, rows, executor, BlockSample.label, progress=progress)

@@ -426,8 +426,10 @@ def _update_inverse(inverse: Array, change: Array, difference: Array) -> Array:
     curvature = float(change @ difference)
     if curvature <= 0:
         return inverse
-    projection = np.eye(len(change)) - np.outer(change, difference) / curvature
-    updated: Array = projection @ inverse @ projection.T + np.outer(change, change) / curvature
+    moved = inverse @ difference
+    across = np.outer(moved, change)
+    factor = (1 + float(difference @ moved) / curvature) / curvature
+    updated: Array = inverse - (across + across.T) / curvature + factor * np.outer(change, change)
     return updated
 
 

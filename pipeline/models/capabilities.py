@@ -354,13 +354,22 @@ class CanTakeNewtonSteps(CanAccelerate, Protocol):
     Gradients, the information and steps are about the same parameters, in the same order.
     """
 
-    def can_start_on_sample(self, state: FitState) -> bool:
-        """CENTRAL: return whether the first passes may read a sample; `state` is the first one."""
+    def count_sample_rows(self, state: FitState) -> int:
+        """CENTRAL: return the least number of rows of the sample, given the first state.
+
+        0 if the first passes must read all rows.
+        """
+
+    def leave_sample(self, state: FitState, statistics: Any) -> FitState:
+        """CENTRAL: return the state in which passes over all rows begin.
+
+        `state` ended the last stage on the sample, and `statistics` are of its last pass.
+        """
 
     def begin_newton_steps(self, state: FitState, n_rows: int) -> Arrays | None:
         """CENTRAL: return the arrays that `summarize_information` needs for a sample of `n_rows`.
 
-        None if steps of EM have to do.
+        None if the sample does not determine the parameters, so that the fit starts on all rows.
         """
 
     def summarize_information(

@@ -18,8 +18,9 @@ Binary items of one trait may have guessing g and slipping s, P(t = 1) = g + (1 
 same for all. They have priors, because data hardly determine them; g + s < 1 excludes the same
 curve with the opposite slope.
 
-Fit by parameter-expanded EM, extrapolated by SQUAREM. With Σ_g = L_g L_gᵀ, x = μ_g + L_g u and
-u ~ N(m_n, I) with m_n = L_g⁻¹ Γᵀ z_n,
+Fit by parameter-expanded EM, extrapolated by SQUAREM. Fits by quadrature of many rows start on a
+sample, and then take Newton's steps. With Σ_g = L_g L_gᵀ, x = μ_g + L_g u and u ~ N(m_n, I) with
+m_n = L_g⁻¹ Γᵀ z_n,
 
     a·x + d = (L_gᵀ a)·u + (d + a·μ_g),
 
@@ -72,8 +73,9 @@ g, s       guessing, slipping  (n_features,)
 Cost per block: n_samples n_features q² per round of the variational E-step (5 to 20 rounds per row)
 and of `ep` (4 rounds; a pass takes 1 to 3 times as long); n_samples n_features n_nodes for
 quadrature with missing values, without them n_samples (n_features + nodes near a row). Passes: tens
-to hundreds. Missing values are left out of a row's likelihood. This is also right if observed
-values decide which values are missing, but not if the missing values themselves do.
+to hundreds, or three to six after a start on a sample. Missing values are left out of a row's
+likelihood. This is also right if observed values decide which values are missing, but not if the
+missing values themselves do.
 Not identifiable: rotations of x, unless slopes are known or a pattern sets them. The axes are the
 principal axes of the slopes of the first group. The slopes of one trait have a positive sum; of
 several traits, the largest slopes of each.
@@ -236,6 +238,7 @@ from pipeline.models.latent_trait.stages import (
     grid_from_working,
     has_likelihood,
     is_variational,
+    keep_integration_error,
     needs_own_nodes,
     nodes_from_working,
     represents_all_scales,
@@ -321,6 +324,8 @@ _STRETCHED_TOL = 1e-4  # of the first stage, on a lattice with fewer nodes
 _REFINING_PASSES = 30  # with more centred nodes; steep slopes would move on, by hardly any nats
 _EMPTY_COLUMN_SIZE = 0.1  # columns with a smaller root mean square are drawn again
 _MIN_ROWS_PER_PARAMETER = 3  # with fewer, the inverse of the products of scores is meaningless
+_SAMPLE_ROWS_PER_PARAMETER = 10  # of a sample whose information serves for Newton's steps
+_MAX_INFORMATION_PASSES = 3  # that the information of so few rows may take as long as
 _MAX_DIFFICULTY = 1e6
 _CLEAR_NATS = 3.0  # by which a fit is better than one with other signs
 _START_SLOPE = 1.0  # if all are equal
@@ -363,7 +368,7 @@ class LatentTrait(Model):
     constant_features
         `refuse` constant features, or `pin` them to weights of 0 and the offset of their margin.
     acceleration
-        `squarem` or `none`.
+        `squarem` or `none`. With `none`, large fits do not start on a sample of their rows either.
     rotation
         Rotation of the weights in `rotated`: `principal` axes, `varimax` or `promax`.
     errors
@@ -1381,20 +1386,43 @@ class LatentTrait(Model):
         params = self._with_groups(params, limited, mean.reshape(n, q), covariance)
         return self._uncenter(params, coefficients.reshape(-1, q))
 
-    def can_start_on_sample(self, state: FitState) -> bool:
-        """Return whether the fit is by quadrature, and a sample decides nothing but its start."""
+    def count_sample_rows(self, state: FitState) -> int:
+        """Return the rows that determine the information well enough.
+
+        None are needed if the sample would decide more than the start, if the fit is not by
+        quadrature, or if the information would take longer than the passes that it saves.
+        """
         q, is_searching = self.n_components, float(state.working.get("held_out", 0.0)) > 0
         is_exact = self._blocks is not None or (q and self._last_estimator(q) == "quadrature")
-        return bool(is_exact) and not is_searching and "max_covariate" not in state.working
+        if not is_exact or is_searching or "max_covariate" in state.working:
+            return 0
+        design = self._get_design(state.auxiliary["group_level_counts"], state.params)
+        n_rows = _SAMPLE_ROWS_PER_PARAMETER * design.n_parameters
+        is_affordable = n_rows <= _MAX_INFORMATION_PASSES * self._count_affordable_rows(state)
+        return n_rows if is_affordable and not design.is_wide else 0
+
+    def _count_affordable_rows(self, state: FitState) -> float:
+        """Return the rows whose information takes as long as an E-step of all rows."""
+        params, n_rows = state.params, int(state.auxiliary["n_rows"])
+        own, both = (
+            self.estimate_work(params, working, len(params.offsets), n_rows).nanoseconds
+            for working in (state.working, {**state.working, "share": np.array(1.0)})
+        )
+        return n_rows * own / (both - own)
+
+    def leave_sample(self, state: FitState, statistics: Sums) -> FitState:
+        """Keep the error of the integrals instead of log-likelihoods of the sample."""
+        return replace(state, working=keep_integration_error(state, statistics))
 
     def begin_newton_steps(self, state: FitState, n_rows: int) -> Arrays | None:
         """Request the sums for the information of a sample, unless parameters are at bounds."""
         design = self._get_design(state.auxiliary["group_level_counts"], state.params)
-        is_bounded = state.auxiliary["diverging"].size or self._find_bounded(state.params).size
-        if design.is_wide or is_bounded:
+        if state.auxiliary["diverging"].size or self._find_bounded(state.params).size:
             return None
+        n_needed = _SAMPLE_ROWS_PER_PARAMETER * design.n_parameters
+        share = min(1.0, max(n_needed, self._count_affordable_rows(state)) / n_rows)
         further = {name: state.auxiliary[name] for name in ("level_counts", "group_level_counts")}
-        further |= {"share": np.array(1.0), "has_products": np.array(False)}
+        further |= {"share": np.array(share), "has_products": np.array(False)}
         return {**state.working, **further}
 
     def invert_information(self, state: FitState, statistics: Sums) -> Array:

@@ -17,6 +17,7 @@ spacing, stretch       likewise for items with levels; `stretch` alone: of a lat
 has_own_nodes          rows have nodes of their own: on a lattice, or `own_nodes` per axis
 own_nodes              number per axis of nodes that are centred at each row
 coarse, change         log-likelihood of the stage before with fewer of them, and its change
+sample_error           error of the log-likelihood with these nodes, found on a sample of the rows
 is_complete            no value is missing
 by_sites               expectation propagation
 loads                  which items load on which traits of a bifactor pattern
@@ -413,6 +414,8 @@ def estimate_integration_error(state: FitState, statistics: Sums) -> float:
     series.
     """
     working = state.working
+    if "sample_error" in working:
+        return float(working["sample_error"])
     if "is_odd" in working and "has_own_nodes" not in working:
         return float(statistics.values["error"])
     change = abs(statistics.objective - float(working.get("coarse", np.nan)))
@@ -420,6 +423,14 @@ def estimate_integration_error(state: FitState, statistics: Sums) -> float:
     ratio = np.clip(change / before, _ERROR_RATIO, _MAX_ERROR_RATIO) if before else _ERROR_RATIO
     ratio = float(np.nan_to_num(ratio, nan=_ERROR_RATIO))
     return change * ratio / (1 - ratio)
+
+
+def keep_integration_error(state: FitState, statistics: Sums) -> Arrays:
+    """Return the working state for other rows, whose centred nodes have the error of these."""
+    if "coarse" not in state.working:
+        return state.working
+    kept = {k: v for k, v in state.working.items() if k not in ("coarse", "change")}
+    return {**kept, "sample_error": np.array(estimate_integration_error(state, statistics))}
 
 
 def use_last_lattice(state: FitState) -> FitState:
