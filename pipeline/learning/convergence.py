@@ -405,12 +405,12 @@ def choose_newton_step(
     change = inverse @ gradient
     gain = float(0.5 * gradient @ change)
     before = float(memory.get("gain", np.inf))
-    ratio = gain / before if damping == 1 and before > 0 else 1.0
+    ratio = min(gain / before, _MAX_GAIN_RATIO) if before > 0 else 0.0
     own = {
         "damping": min(1.0, 2 * damping),
         "objective": objective,
         "gain": gain,
-        "remaining": gain * min(ratio, 1.0) if np.isfinite(before) else gain,
+        "remaining": gain * ratio / (1 - ratio) if np.isfinite(before) and damping == 1 else gain,
     }
     numbers = {name: np.array(value) for name, value in own.items()}
     change = damping * change

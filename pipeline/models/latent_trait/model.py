@@ -250,6 +250,7 @@ from pipeline.models.latent_trait.standard_errors import (
     differentiate_block,
     differentiate_forms,
     invert,
+    invert_for_newton_steps,
     list_constraints,
     list_directions,
 )
@@ -324,7 +325,7 @@ _STRETCHED_TOL = 1e-4  # of the first stage, on a lattice with fewer nodes
 _REFINING_PASSES = 30  # with more centred nodes; steep slopes would move on, by hardly any nats
 _EMPTY_COLUMN_SIZE = 0.1  # columns with a smaller root mean square are drawn again
 _MIN_ROWS_PER_PARAMETER = 3  # with fewer, the inverse of the products of scores is meaningless
-_SAMPLE_ROWS_PER_PARAMETER = 10  # of a sample whose information serves for Newton's steps
+_SAMPLE_ROWS_PER_PARAMETER = 30  # of a sample whose information serves for Newton's steps
 _MAX_INFORMATION_PASSES = 3  # that the information of so few rows may take as long as
 _MAX_DIFFICULTY = 1e6
 _CLEAR_NATS = 3.0  # by which a fit is better than one with other signs
@@ -1429,9 +1430,7 @@ class LatentTrait(Model):
         """Return the inverse of the observed information about the parameters of `FitDesign`."""
         design = self._get_design(state.auxiliary["group_level_counts"], state.params)
         curvature = self._compute_prior_curvature(design.forms, state.params)
-        none = np.zeros(0, np.int64)
-        found = invert(design, state.params, statistics, "louis", curvature, none)
-        return np.asarray(found.covariance.blocks)
+        return invert_for_newton_steps(design, state.params, statistics, curvature)
 
     def differentiate(self, state: FitState, statistics: Sums) -> Array | None:
         """Return the gradient of the log-likelihood plus log prior, see `standard_errors`."""

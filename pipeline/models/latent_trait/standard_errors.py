@@ -60,6 +60,9 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
+_RIDGE = 1e-10  # of the information of complete data
+_CHANCE = 3.0  # times n^-½ for the smallest eigenvalue of the information of n rows
+
 
 def differentiate_group(design: FitDesign, params: LatentTraitParams, group: int) -> Matrix:
     """Return J_g: the derivatives of the forms of u by all parameters, (n_forms (q + 1), p)."""
@@ -211,6 +214,32 @@ def invert(
             middle = statistics.sum_score_products()
         covariance = covariance @ middle @ covariance
     return ParameterErrors(ItemCovariance.from_array(covariance), is_unknown)
+
+
+def invert_for_newton_steps(
+    design: FitDesign, params: LatentTraitParams, statistics: Sums, prior_curvature: Array
+) -> Array:
+    """Return the inverse of the observed information of a sample, (p, p).
+
+    The eigenvalues of the observed information relative to that of complete data are 1 − r, where r
+    is the rate at which EM converges along the eigenvector. Chance decides about small ones, so
+    they are raised to its size. Rotations of the traits may stay: gradients have no part along
+    them.
+    """
+    sums, scale = statistics.values, compute_scale(statistics)
+    prior = np.zeros(design.n_parameters)
+    prior[: design.forms.n_free] = prior_curvature
+    corrections = _sum_corrections(design, params, statistics, prior).toarray()
+    observed = scale * (sums["curvature"] - sums["spread"] + sums["products"]) + corrections
+    complete = scale * sums["curvature"] + np.diag(prior)
+    complete += _RIDGE * np.diag(np.diag(complete)) + np.finfo(float).tiny * np.eye(len(complete))
+    basis = np.eye(len(complete))
+    if not design.traits.is_rotatable and len(fixed := list_constraints(design, params)):
+        basis = scipy.linalg.null_space(fixed)
+    values, vectors = scipy.linalg.eigh(basis.T @ observed @ basis, basis.T @ complete @ basis)
+    least = _CHANCE / math.sqrt(max(float(sums["weight_informing"]) / scale, 1.0))
+    vectors = basis @ vectors / np.sqrt(np.maximum(values, min(least, 1.0)))
+    return np.asarray(vectors @ vectors.T)
 
 
 def compute_scale(statistics: Sums) -> float:
