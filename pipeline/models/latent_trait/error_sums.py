@@ -14,7 +14,7 @@ sum scores are counted in the rows without missing values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -153,12 +153,12 @@ def add_scores(
     jacobian: Matrix,
     nodes: Nodes | None = None,
     is_own: NDArray[np.bool_] | None = None,
-    has_products: bool = True,
+    names: Sequence[str] = ("products",),
 ) -> Sums:
     """Return the sums of a block with the scores of a sample of its rows, see `sum_scores`.
 
     If rows were drawn in clusters, these are all rows, and the scores of each cluster belong to it.
-    `has_products` tells whether the form of standard errors needs products of scores.
+    `names` are those of further sums: `products` of scores, and the `curvature` of complete data.
     """
     clusters, places = None, None
     if block.clusters is not None and sample.row_weights is not None:
@@ -172,13 +172,13 @@ def add_scores(
         nodes=nodes,
         is_own=is_own,
         row_weights=sample.row_weights,
-        has_products=has_products,
+        has_products="products" in names,
         has_sampling_weights=sample.has_sampling_weights,
         clusters=places,
         regression=sample.regression,
     )
     values = {**sums.values, "information": found.curvature - found.covariance}
-    names = ["products"] * has_products + ["weighted_products"] * sample.has_sampling_weights
+    names = [*names, *["weighted_products"] * sample.has_sampling_weights]
     values |= {name: getattr(found, name) for name in names}
     sums = replace(sums, values=values)
     if clusters is None:

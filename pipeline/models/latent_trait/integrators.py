@@ -201,8 +201,8 @@ def sum_information(
     sums = Sums.from_block(block, objective, values)
     if (blocks := blocks_from_working(working)) is not None:
         return _add_bifactor_scores(sums, block, sample, items, blocks, jacobian)
-    has_products = bool(working["has_products"])
-    return add_scores(sums, block, sample, items, posterior, jacobian, nodes, is_own, has_products)
+    names = [name for name in ("products", "curvature") if working[f"has_{name}"]]
+    return add_scores(sums, block, sample, items, posterior, jacobian, nodes, is_own, names)
 
 
 def _integrate_binary_rows(
@@ -253,9 +253,9 @@ def _add_bifactor_scores(
     curvature = scipy.sparse.block_diag([*found.curvature], format="csr")
     spread = jacobian[found.parameters].T @ found.spread
     products = scores.T @ weighted
-    information = (jacobian.T @ curvature @ jacobian).toarray()
-    information += products - spread @ jacobian[found.parameters]
-    values = {"information": information, "products": products}
+    complete = (jacobian.T @ curvature @ jacobian).toarray()
+    information = complete + products - spread @ jacobian[found.parameters]
+    values = {"information": information, "products": products, "curvature": complete}
     if sample.has_sampling_weights:
         values["weighted_products"] = weighted.T @ weighted
     sums = replace(sums, values={**sums.values, **values})

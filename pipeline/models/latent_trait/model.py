@@ -1423,8 +1423,8 @@ class LatentTrait(Model):
         n_needed = _SAMPLE_ROWS_PER_PARAMETER * design.n_parameters
         share = min(1.0, max(n_needed, self._count_affordable_rows(state)) / n_rows)
         further = {name: state.auxiliary[name] for name in ("level_counts", "group_level_counts")}
-        further |= {"share": np.array(share), "has_products": np.array(False)}
-        return {**state.working, **further}
+        has_sums = {"has_products": np.array(False), "has_curvature": np.array(True)}
+        return {**state.working, "share": np.array(share), **further, **has_sums}
 
     def invert_information(self, state: FitState, statistics: Sums) -> Array:
         """Return the inverse of the observed information about the parameters of `FitDesign`."""
@@ -1725,8 +1725,8 @@ class LatentTrait(Model):
             none = np.zeros((len(design.forms.constant), 0))
             is_possible = not self._explain_missing_errors(state)
             further["directions"] = list_directions(design, params).scales if is_possible else none
-        further |= {"share": np.array(share), "has_products": np.array(form != "louis")}
-        return {**state.working, **further}
+        has_sums = {"has_products": np.array(form != "louis"), "has_curvature": np.array(False)}
+        return {**state.working, "share": np.array(share), **further, **has_sums}
 
     def _explain_missing_errors(self, state: FitState) -> str:
         """Return why there are no standard errors of many parameters; empty if there are."""

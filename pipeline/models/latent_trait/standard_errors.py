@@ -230,7 +230,7 @@ def invert_for_newton_steps(
     prior = np.zeros(design.n_parameters)
     prior[: design.forms.n_free] = prior_curvature
     corrections = _sum_corrections(design, params, statistics, prior).toarray()
-    observed = scale * (sums["curvature"] - sums["spread"] + sums["products"]) + corrections
+    observed = scale * sums["information"] + corrections
     complete = scale * sums["curvature"] + np.diag(prior)
     complete += _RIDGE * np.diag(np.diag(complete)) + np.finfo(float).tiny * np.eye(len(complete))
     basis = np.eye(len(complete))
