@@ -13,16 +13,19 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from storage.dataset.batches import RowBatch
+from storage.dataset.chunks import Bytes, transpose_packed
 from storage.errors import DataError
 from storage.sources.base import Source, check_integers, make_feature_names
 from storage.sources.spool import Entries, TemporaryFolder, format_duplicate, spool_entries
 from storage.sources.value_codes import (
+    PackedValues,
     ReadOptions,
     check_implicit_zeros,
     check_numeric,
     encode_features,
     encode_numbers,
     mark_missing,
+    merge_bitmaps,
     store_numbers,
 )
 
@@ -163,9 +166,27 @@ class NpzSource(Source):
         columns = {
             name: self._decode_column(name, parts[name], first_row) for name in self.column_names
         }
+        packed = self._pack(parts) if self.packed else None
+        if packed is not None:
+            return RowBatch(len(parts[self.array]), *packed, columns)
         values = self._unpack(parts[self.array])
         observed = self._unpack(parts["M"]) if self.masked else None
         return make_number_batch(self, values, first_row, columns, observed)
+
+    def _pack(self, parts: Mapping[str, NDArray[Any]]) -> PackedValues | None:
+        """Pack packed rows by feature; None if features differ in meaning, or 0 or 1 is invalid."""
+        is_common, value_map = self.options.find_common_map(self.feature_names)
+        if not is_common or self.continuous_features:
+            return None
+        bits = _transpose_rows(parts[self.array], self.n_features)
+        mask = _transpose_rows(parts["M"], self.n_features) if self.masked else None
+        return merge_bitmaps(
+            encode_numbers(np.arange(2), self.options, value_map),
+            lambda value: bits if value else ~bits,
+            (self.n_features,),
+            len(parts[self.array]),
+            mask,
+        )
 
     def _unpack(self, values: NDArray[Any]) -> NDArray[Any]:
         return np.unpackbits(values, axis=1, count=self.n_features) if self.packed else values
@@ -191,6 +212,13 @@ class NpzSource(Source):
             )
         texts: NDArray[np.str_] = np.array(labels)[values]
         return texts
+
+
+def _transpose_rows(rows: NDArray[np.uint8], n_features: int) -> Bytes:
+    """Transpose rows from `numpy.packbits`, whose first bit is the highest one of a byte."""
+    bits = transpose_packed(rows, 8 * rows.shape[1])
+    ordered = bits.reshape(rows.shape[1], 8, -1)[:, ::-1].reshape(bits.shape)
+    return ordered[:n_features]
 
 
 def make_number_batch(
