@@ -131,7 +131,7 @@ class Source(ABC):
         check_map_patterns(self.path, self.feature_names, self.options)
 
     def iter_batches(self) -> Iterator[RowBatch]:
-        """Yield the rows in order, about four million cells at a time.
+        """Yield the rows in order, about four million cells at a time, or up to 16 if narrow.
 
         Raises `DataError` if the file is damaged or a value is not binary.
         """
