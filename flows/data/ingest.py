@@ -26,6 +26,7 @@ from flows.data.columns import (
     read_known_sources,
     read_row_names,
 )
+from flows.running.resources import keep_freed_memory
 from pipeline.executors.base import iter_results_in_order
 from pipeline.executors.progress import Progress, ignore_progress
 from storage.dataset.batches import RowBatch, count_bits
@@ -275,6 +276,7 @@ def _check_long_options(job: IngestJob, roles: ColumnRoles) -> None:
 
 def write_rows(job: IngestJob, progress: Progress) -> BinaryDataset:
     """Write the rows of all sources, or none; the manifest records the sources."""
+    keep_freed_memory()
     sources, roles = job.sources, job.roles
     totals = [source.n_rows for source in sources]
     expected = None if None in totals else sum(totals)
