@@ -7,14 +7,14 @@ and Dask recomputes it if the worker that holds it dies, whereas scattered data 
 from __future__ import annotations
 
 import sys
+import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
 from typing import Any, TypeVar
 
 import dask
@@ -36,7 +36,9 @@ from pipeline.executors.code_digest import describe_environment
 T = TypeVar("T")
 R = TypeVar("R")
 F = TypeVar("F")
-_CLOSE_SECONDS, _POLL_SECONDS = 2.0, 1.0
+_CLOSE_SECONDS, _POLL_SECONDS, _PAUSE_SECONDS = 2.0, 1.0, 0.05
+_MAX_ARITY = 8
+"""Most results that a task merges."""
 
 
 @dataclass
@@ -102,118 +104,79 @@ class DaskExecutor:
     ) -> Generator[F]:
         """Yield the results of trees, in order; workers merge, and only results reach the client.
 
-        All tasks are submitted at once, as Dask's own tree reduction does: no task waits for the
-        client, and a slow one holds up only the nodes above it. A worker has neighbouring spans,
-        which often read the same chunks and have the same node above them; idle workers steal.
+        A thread has neighbouring spans, which often read the same chunks and have the same node
+        above them; idle workers steal. It knows only its next spans, because Dask gives up tasks
+        that were assigned to four workers that died, even if they had not begun. A slow task holds
+        up nothing but the nodes above it.
         """
         name = f"{_get_function_name(function)}-{uuid.uuid4().hex[:8]}"
-        addresses = self._list_thread_addresses()
-        n_items = sum(len(tree.items) for tree in trees)
-        height = choose_span_height(n_items, max(len(addresses), 1), max_items)
         sent_function = self._submit(_return_function, function, key=f"{name}-function")
-        started: deque[tuple[Future, dict[Future, Sequence[T]]]] = deque()
-        n_spans = 0
-        try:
-            for number, tree in enumerate(trees):
-                spans = [span.value for span in tree.list_spans(height)]
-                futures = self._submit_spans(
-                    sent_function, spans, f"{name}-{{:06d}}", n_spans, addresses, -number
-                )
-                n_spans += len(spans)
-                blocks, position = tree.list_spans(len(tree.items).bit_length()), 0
-                nodes: list[Node[list[Future]]] = []
-                for block in blocks:
-                    size = max(1, len(block.value) >> height)
-                    nodes.append(Node(block.height, futures[position : position + size]))
-                    position += size
-                merged = self._submit_merges(
-                    merge, nodes, f"{name}-{number}", min(max(2, max_items), 8)
-                )
-                heights = [node.height for node in nodes]
-                finish = partial(_finish_tree, merge, tree._replace(items=()), heights)
-                key = f"finish-{name}-{number}"
-                root = self._submit(_run_task, finish, merged, key=key, priority=1)
-                started.append((root, dict(zip(futures, spans, strict=True))))
-            del futures, nodes, merged  # workers may forget what is merged
-            while started:
-                result = self._wait_for_root(*started[0], report)
-                started.popleft()
-                yield result
-        finally:
-            for root, own in started:
-                for future in (root, *own):
-                    future.release()
-            sent_function.release()
-
-    def _submit_spans(
-        self,
-        sent_function: Future,
-        spans: Sequence[Sequence[T]],
-        key: str,
-        first: int,
-        addresses: Sequence[str],
-        priority: int,
-    ) -> list[Future]:
-        """Submit the spans of a tree, in one message per worker."""
-        futures = []
+        addresses = self._list_thread_addresses()
         n_threads = max(len(addresses), 1)
-        places = [k * n_threads // len(spans) for k in range(len(spans))]
-        for place, group in groupby(range(len(spans)), lambda k: addresses[places[k] :][:1]):
-            own = list(group)
-            futures += self._submit_all(
-                _run_task,
-                [sent_function] * len(own),
-                [spans[k] for k in own],
-                key=[key.format(first + k) for k in own],
-                priority=priority,
-                workers=place or None,
-                allow_other_workers=bool(place),
-            )
-        return futures
+        spans, merges = _plan_tasks(name, sent_function, merge, trees, addresses, max_items)
+        roots = [task for task in merges if task.is_root]
+        running: dict[Future, Sequence[T]] = {}
 
-    def _submit_merges(
-        self, merge: Callable[[R, R], R], nodes: Sequence[Node[list[Future]]], name: str, arity: int
-    ) -> list[Future]:
-        """Merge the values of each node, which are nodes of equal height, on the workers."""
-        merge_span = partial(_merge_values, merge)
-        values, level = [node.value for node in nodes], 0
-        while any(len(own) > 1 for own in values):
-            level += 1
-            groups = [
-                (k, own[first : first + arity])
-                for k, own in enumerate(values)
-                if len(own) > 1
-                for first in range(0, len(own), arity)
-            ]
-            merged = self._submit_all(
-                _run_task,
-                [merge_span] * len(groups),
-                [group for _, group in groups],
-                key=[f"merge-{name}-{level}-{k}" for k in range(len(groups))],
-                priority=1,  # than spans, so that their results do not pile up
-            )
-            values = [own if len(own) == 1 else [] for own in values]
-            for (k, _), future in zip(groups, merged, strict=True):
-                values[k].append(future)
-        return [own[0] for own in values]
-
-    def _wait_for_root(
-        self,
-        root: Future,
-        spans: dict[Future, Sequence[T]],
-        report: Callable[[Sequence[T]], object],
-    ) -> Any:
-        """Return the result of a tree; report its spans as soon as they are done."""
-
-        def report_done() -> None:
+        def poll() -> None:
             check_cancelled()
-            for future in [future for future in spans if future.status == "finished"]:
-                report(spans.pop(future))
+            for future in [*running]:
+                if future.status in ("error", "cancelled"):
+                    self._wait_for_result(future)  # raises
+                elif future.status == "finished":
+                    report(running.pop(future))
 
-        value = self._wait_for_result(root, report_done)
-        for items in spans.values():
-            report(items)
-        return value
+        try:
+            while spans:
+                if len(running) <= 2 * n_threads:
+                    n_free = min(4 * n_threads - len(running), len(spans))
+                    running |= self._submit_tasks([spans.popleft() for _ in range(n_free)])
+                    merges = self._submit_ready(merges)
+                else:
+                    self._pause()
+                poll()
+            next_root = iter(roots)
+            for tree in trees:
+                if tree.items:
+                    result = self._wait_for_result(next(next_root).future, poll)
+                    poll()
+                    yield result
+                else:
+                    yield tree.finish([*tree.nodes])
+        finally:
+            submitted = [*roots, *(child for task in merges for child in task.children)]
+            for future in (sent_function, *running, *(task.future for task in submitted)):
+                if future is not None:
+                    future.release()
+
+    def _submit_tasks(self, tasks: Sequence[_Task], priority: int = 0) -> dict[Future, Any]:
+        """Submit tasks in one message; return their arguments."""
+        workers = {task.key: task.workers for task in tasks if task.workers}
+        places = {"workers": workers.__getitem__, "allow_other_workers": True} if workers else {}
+        with dask.annotate(**places):
+            futures = self._submit_all(
+                _run_task,
+                [task.function for task in tasks],
+                [[c.future for c in task.children] or task.argument for task in tasks],
+                key=[task.key for task in tasks],
+                priority=priority,
+            )
+        for task, future in zip(tasks, futures, strict=True):
+            task.future, task.children = future, []  # workers may forget what will be merged
+        return {task.future: task.argument for task in tasks}
+
+    def _submit_ready(self, merges: list[_Task]) -> list[_Task]:
+        """Submit the merges of tasks that have been submitted; return the others."""
+        while ready := [m for m in merges if all(c.future is not None for c in m.children)]:
+            self._submit_tasks(ready, priority=1)  # so that results do not pile up
+            merges = [m for m in merges if m.future is None]
+        return merges
+
+    def _pause(self) -> None:
+        """Let workers work for a moment; without workers, do not wait forever."""
+        time.sleep(_PAUSE_SECONDS)
+        with self._raise_cluster_lost(CommClosedError):
+            if not self.client.scheduler_info(n_workers=0)["n_workers"]:
+                self._wait_for_any_worker()
 
     def _submit(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Future:
         (future,) = self._submit_all(
@@ -343,6 +306,74 @@ def _run_task(function: Callable[[T], R], item: T) -> R:
 
     with limit_blas_threads():
         return run_cancellable(should_continue, function, item)
+
+
+@dataclass(eq=False)
+class _Task:
+    """A task of a tree: a span of items, or a merge of the results of other tasks."""
+
+    function: Any
+    argument: Any = None
+    children: list[_Task] = field(default_factory=list)
+    key: str = ""
+    is_root: bool = False
+    # The worker that should do it, and its place in the order of the thread's spans.
+    workers: Sequence[str] = ()
+    turn: int = 0
+    future: Future | None = None
+
+
+def _plan_tasks(
+    name: str,
+    sent_function: Future,
+    merge: Callable[[R, R], R],
+    trees: Sequence[Tree[T, R, F]],
+    addresses: Sequence[str],
+    max_items: int,
+) -> tuple[deque[_Task], list[_Task]]:
+    """Return the spans, in the order in which threads should get them, and what merges them."""
+    spans: deque[_Task] = deque()
+    merges: list[_Task] = []
+    n_threads = max(len(addresses), 1)
+    height = choose_span_height(sum(len(tree.items) for tree in trees), n_threads, max_items)
+    arity = min(max(2, max_items), _MAX_ARITY)
+    for number, tree in enumerate(trees):
+        own = [_Task(sent_function, span.value) for span in tree.list_spans(height)]
+        merges += _plan_merges(f"{name}-{number}", merge, tree, own, height, arity)
+        for k, span in enumerate(own):
+            thread = k * n_threads // len(own)
+            span.key, span.workers = f"{name}-{len(spans) + k:06d}", addresses[thread:][:1]
+            span.turn = k - -(-thread * len(own) // n_threads)
+        spans += sorted(own, key=lambda span: span.turn)
+    return spans, merges
+
+
+def _plan_merges(
+    name: str,
+    merge: Callable[[R, R], R],
+    tree: Tree[T, R, F],
+    spans: Sequence[_Task],
+    height: int,
+    arity: int,
+) -> list[_Task]:
+    """Return the tasks that merge the spans of a tree, bottom up; the last one finishes it."""
+    if not spans:
+        return []
+    tasks: list[_Task] = []
+    tops, position = [], 0
+    nodes = tree.list_spans(len(tree.items).bit_length())
+    for node in nodes:
+        level = spans[position : position + max(1, len(node.value) >> height)]
+        position += len(level)
+        while len(level) > 1:
+            groups = [level[k : k + arity] for k in range(0, len(level), arity)]
+            level = [_Task(partial(_merge_values, merge), children=[*own]) for own in groups]
+            tasks += level
+        tops.append(level[0])
+    for k, task in enumerate(tasks):
+        task.key = f"merge-{name}-{k}"
+    finish = partial(_finish_tree, merge, tree._replace(items=()), [node.height for node in nodes])
+    return [*tasks, _Task(finish, None, tops, f"finish-{name}", is_root=True)]
 
 
 def _merge_values(merge: Callable[[R, R], R], values: Sequence[R]) -> R:

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -187,6 +188,39 @@ def test_workers_merge_along_the_tree_of_the_serial_executor(three_workers) -> N
     eventually(lambda: three_workers.run_on_scheduler(_number_of_tasks) == 0)
 
 
+@pytest.mark.matrix
+def test_a_pass_survives_more_deaths_than_dask_allows_a_task(tmp_path) -> None:
+    deadly = partial(die_at_some, str(tmp_path))
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        executor = DaskExecutor(client, worker_timeout=600)
+        (text,) = executor.reduce(deadly, write_merge, [Tree(range(64), (), list)], len, 1)
+    assert text == [(6, write_span(range(64)))]
+    assert len(list(tmp_path.iterdir())) == 5
+
+
+def die_at_some(folder: str, items: Sequence[int]) -> str:
+    mark = Path(folder, str(items[0]))
+    if items[0] in (10, 20, 30, 40, 50) and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return write_span(items)
+
+
+def test_results_that_were_merged_are_forgotten_during_the_pass(three_workers) -> None:
+    counts: list[int] = []
+
+    def count(items: Sequence[int]) -> None:
+        counts.append(three_workers.run_on_scheduler(_count_results))
+
+    executor = DaskExecutor(three_workers)
+    (text,) = executor.reduce(write_span, write_merge, [Tree(range(256), (), list)], count, 1)
+    assert text == [(8, write_span(range(256)))]
+    assert max(counts) < 60
+
+
 def write_span(items: Sequence[int]) -> str:
     if len(items) == 1:
         return str(items[0])
@@ -281,6 +315,10 @@ def _holders_of_functions(dask_scheduler: Scheduler) -> list[str]:
     """Addresses of the workers that held a function first."""
     tasks = dask_scheduler.tasks.values()
     return [sorted(w.address for w in t.who_has)[0] for t in tasks if t.key.endswith("-function")]
+
+
+def _count_results(dask_scheduler: Scheduler) -> int:
+    return sum(task.state == "memory" for task in dask_scheduler.tasks.values())
 
 
 def _number_of_tasks(dask_scheduler: Scheduler) -> int:
