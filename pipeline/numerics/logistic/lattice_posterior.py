@@ -1,6 +1,8 @@
 """Moments of the traits of each row on a fine lattice of nodes, in microseconds per row.
 
-Model and lattice are described in `lattice_nodes`. A missing value i multiplies the likelihood of a
+Model and lattice are described in `lattice_nodes`. With one trait, the moments of a row without
+missing values depend on its sum s_n of slopes alone, so they are interpolated between those of a
+fine grid of sums, to 1e-10. A missing value i multiplies the likelihood of a
 row by 1 + exp(η_i). This curve is computed for each missing value, at the nodes near the row's
 mode. The lattice is finer than in a pass, because a single row can have a larger error than the
 mean of all rows.
@@ -54,7 +56,7 @@ Integers = NDArray[np.int64]
 
 _MAX_TABLE_NODES = 2**20
 _MAX_TABLE_WORK = 2**28  # curves at the nodes of a table for codes: about a second
-_N_KEPT_TABLES = 2
+_N_KEPT_TABLES, _N_KEPT_CURVES = 2, 64
 _TABLE_STRETCH = {1: 0.5, 2: 0.7, 3: 0.75}  # of the spacing, if the table may have as many nodes
 _MAX_LOSS = 20.0  # nats below the maximum where a row's nodes end
 _MAX_ERROR = 1e-4  # nats; rows above it are integrated otherwise
@@ -62,6 +64,7 @@ _BOX_REACH = 8.0  # of the nodes of a row with missing values, in standard devia
 # Curves of missing values at these nodes that cost as much as points of a row's own: for up to two
 # components per feature, for three components in all.
 _MAX_BOX_WORK, _MAX_BOX_WORK_OF_3 = 300, 2**20
+_MAX_CURVE_ERROR, _CURVE_STEPS = 1e-10, (1 << 8, 1 << 14)  # of an interpolation; least and most
 _FACE, _HALVES, _N_SUMS = 10, 11, 15  # places of the sums of a row
 
 
@@ -82,27 +85,50 @@ def posterior_on_lattice(
     """
     weights, offsets = (np.ascontiguousarray(part, np.float64) for part in items)
     mean_reach = min(find_mean_reach(row_means), MAX_MEAN_REACH)
-    table = _make_table(weights.tobytes(), offsets.tobytes(), len(offsets), mean_reach)
+    key = (weights.tobytes(), offsets.tobytes(), len(offsets), mean_reach)
     means = np.zeros((len(X), weights.shape[1])) if row_means is None else row_means
-    if table is None:
+    if (table := _make_table(*key)) is None:
         return posterior_by_quadrature(X, observed, items, means)
-    (n, q), first = (len(X), weights.shape[1]), 3 - weights.shape[1]  # the first axis in use
-    mean, log_likelihood, error = np.empty((n, 3)), np.zeros(n), np.full(n, np.inf)
-    covariance = np.empty((n, 3, 3))
     mask = np.ones_like(X) if observed is None else observed
-    boxes = _find_boxes(X, mask, items, means, table)
-    priors = np.zeros((n, 4))
-    add_row_means(priors, means)
-    fill_row_posteriors(X, mask, boxes, priors, *table, mean, covariance, log_likelihood, error)
-    log_likelihood += q * (math.log(table.spacing) - 0.5 * math.log(2 * math.pi))
-    posterior = RowPosterior(
-        mean[:, first:].copy(), covariance[:, first:, first:].copy(), log_likelihood, error
-    )
-    difficult = np.flatnonzero((error > _MAX_ERROR) | (np.abs(means) > mean_reach).any(axis=1))
+    if (curve := _make_curve(*key)) is None:
+        posterior = _sum_rows(X, mask, items, means, table)
+    else:
+        posterior = _interpolate_rows(X, means[:, 0], table, curve)
+        incomplete = np.flatnonzero([] if observed is None else ~observed.all(axis=1))
+        if incomplete.size:
+            own = X[incomplete], mask[incomplete], items, means[incomplete], table
+            posterior.put_rows(incomplete, _sum_rows(*own))
+    is_outside = (np.abs(means) > mean_reach).any(axis=1)
+    difficult = np.flatnonzero((posterior.standard_error > _MAX_ERROR) | is_outside)
     if difficult.size:
         others = posterior_by_quadrature(X[difficult], mask[difficult], items, means[difficult])
         posterior.put_rows(difficult, others)
     return posterior
+
+
+def _sum_rows(
+    X: Bits, mask: Bits, items: TraitItems, row_means: Floats, table: _Table
+) -> RowPosterior:
+    """Sum over the nodes of the lattice for each row."""
+    (n, q), first = row_means.shape, 3 - row_means.shape[1]  # the first axis in use
+    mean, log_likelihood, error = np.empty((n, 3)), np.zeros(n), np.full(n, np.inf)
+    covariance, priors = np.empty((n, 3, 3)), np.zeros((n, 4))
+    boxes = _find_boxes(X, mask, items, row_means, table)
+    add_row_means(priors, row_means)
+    fill_row_posteriors(X, mask, boxes, priors, *table, mean, covariance, log_likelihood, error)
+    log_likelihood += q * (math.log(table.spacing) - 0.5 * math.log(2 * math.pi))
+    return RowPosterior(
+        mean[:, first:].copy(), covariance[:, first:, first:].copy(), log_likelihood, error
+    )
+
+
+def _interpolate_rows(X: Bits, row_means: Floats, table: _Table, curve: _Curve) -> RowPosterior:
+    """Interpolate the moments of complete rows, for one trait."""
+    found, priors = np.empty((4, len(X))), np.column_stack([row_means, -0.5 * row_means**2])
+    items = np.ascontiguousarray(table.free[:, 2:].T)
+    interpolate_moments(X, priors, items, *curve, found)
+    log_likelihood, mean, variance, error = found
+    return RowPosterior(mean[:, None], variance[:, None, None], log_likelihood, error)
 
 
 class _Table(NamedTuple):
@@ -136,6 +162,103 @@ def _make_table(
     lattice = lattice.stretch(spacing / lattice.spacing)
     log_joint = tabulate_nodes(weight_bytes, offset_bytes, lattice)
     return _Table(pad_axes(weights, offsets), log_joint.reshape(lattice.shape), lattice.spacing)
+
+
+class _Curve(NamedTuple):
+    """Log-likelihood, mean, variance and error of rows whose sums of slopes are on a grid."""
+
+    first: float
+    step: float
+    moments: Floats  # (n_steps + 1, 4)
+
+
+@lru_cache(_N_KEPT_CURVES)
+def _make_curve(
+    weight_bytes: bytes, offset_bytes: bytes, n_features: int, mean_reach: float
+) -> _Curve | None:
+    """Compute the moments at the sums of slopes of all possible rows of one trait.
+
+    Steps are halved until moments between them are interpolated well; None if they never are, or
+    if there are several traits.
+    """
+    table = _make_table(weight_bytes, offset_bytes, n_features, mean_reach)
+    weights, (n_steps, most) = np.frombuffer(weight_bytes), _CURVE_STEPS
+    if table is None or len(weights) > n_features:
+        return None
+    low, high = (f(weights, 0.0).sum() for f in (np.minimum, np.maximum))
+    margin = mean_reach + 4 * max(high - low, 1.0) / n_steps
+    low, high = low - margin, high + margin
+    moments = _compute_moments(np.linspace(low, high, n_steps + 1), table)
+    while n_steps <= most:
+        step = (high - low) / n_steps
+        middles = low + step * (0.5 + np.arange(n_steps))
+        exact = _compute_moments(middles, table)
+        found, none = np.empty((4, n_steps)), np.empty((n_steps, 0), np.uint8)
+        priors = np.pad(middles[:, None], ((0, 0), (0, 1)))
+        interpolate_moments(none, priors, np.empty((2, 0)), low, step, moments, found)
+        is_used = np.maximum(found[3], exact[:, 3]) <= _MAX_ERROR
+        if np.abs(found[:3].T - exact[:, :3])[is_used].max(initial=0.0) <= _MAX_CURVE_ERROR:
+            return _Curve(low, step, moments)
+        merged = np.empty((2 * n_steps + 1, 4))
+        merged[::2], merged[1::2] = moments, exact
+        moments, n_steps = merged, 2 * n_steps
+    return None
+
+
+def _compute_moments(slopes: Floats, table: _Table) -> Floats:
+    """Return log-likelihood, mean, variance and error for sums of slopes, (n, 4)."""
+    log_joint = table.log_joint.ravel()
+    places = np.arange(len(log_joint)) - len(log_joint) // 2
+    scores = np.outer(slopes, table.spacing * places) + log_joint
+    best = scores.max(axis=1)
+    shares = np.exp(scores - best[:, None])
+    total, odd = shares.sum(axis=1), shares[:, 1::2].sum(axis=1)
+    shares /= total[:, None]
+    mean, square = table.spacing * (shares @ places), table.spacing**2 * (shares @ places**2)
+    with np.errstate(divide="ignore"):  # all nodes but one may be far below
+        error = shares[:, 0] + shares[:, -1] + np.log(2 * odd / total) ** 2
+    volume = math.log(table.spacing) - 0.5 * math.log(2 * math.pi)
+    return np.column_stack([best + np.log(total) + volume, mean, square - mean**2, error])
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc"})
+def interpolate_moments(
+    X: Bits,
+    priors: Floats,
+    items: Floats,
+    first: float,
+    step: float,
+    moments: Floats,
+    found: Floats,
+) -> None:
+    """Interpolate the moments of rows by polynomials of degree 5; `found` is (4, n_rows).
+
+    `priors` is what the means of the priors add to s_n, (n_rows, 2). `items` are weights and
+    offsets, (2, n_features), and `moments` those at the sums of slopes first, first + step, ….
+    The error is the larger one of two neighbours.
+    """
+    weights, offsets, shares = items[0], items[1], np.empty(6)
+    for n in range(len(X)):
+        row, slope, constant = X[n], 0.0, 0.0
+        for i in range(len(row)):
+            bit = float(row[i])
+            slope += bit * weights[i]
+            constant += bit * offsets[i]
+        place = (slope + priors[n, 0] - first) / step
+        k = min(max(int(place), 2), len(moments) - 4)
+        u = place - k
+        shares[0] = (u + 1) * u * (u - 1) * (u - 2) * (u - 3) / -120
+        shares[1] = (u + 2) * u * (u - 1) * (u - 2) * (u - 3) / 24
+        shares[2] = (u + 2) * (u + 1) * (u - 1) * (u - 2) * (u - 3) / -12
+        shares[3] = (u + 2) * (u + 1) * u * (u - 2) * (u - 3) / 12
+        shares[4] = (u + 2) * (u + 1) * u * (u - 1) * (u - 3) / -24
+        shares[5] = (u + 2) * (u + 1) * u * (u - 1) * (u - 2) / 120
+        found[0, n] = constant + priors[n, 1]
+        found[1, n] = found[2, n] = 0.0
+        for m in range(6):
+            for j in range(3):
+                found[j, n] += shares[m] * moments[k - 2 + m, j]
+        found[3, n] = max(moments[k, 3], moments[k + 1, 3])
 
 
 def _find_boxes(

@@ -141,8 +141,28 @@ def test_moments_of_rows_are_those_of_a_dense_grid(q, n_features, slope, step):
         np.testing.assert_allclose(found.covariance[n] / products, covariance / products, atol=1e-3)
 
 
-def test_a_row_has_the_same_codes_whatever_the_other_rows():
-    X, weights, offsets = draw_rows(3)
+@pytest.mark.parametrize(("n_features", "slope"), [(15, 1.0), (300, 1.0), (4, 6.0)])
+def test_moments_of_one_trait_are_interpolated_to_many_digits(n_features, slope):
+    X, weights, offsets = draw_rows(1, n_features, 40, slope)
+    X[0], X[1] = 0, 1
+    means = np.linspace(-1, 1, len(X))[:, None]
+    found = posterior_on_lattice(X, None, TraitItems(weights, offsets), means)
+    x, step = np.linspace(-9, 9, 20_001, retstep=True)
+    eta = np.outer(weights[:, 0], x) + offsets[:, None]
+    scores = X @ eta + log_expit(-eta).sum(axis=0) + norm.logpdf(x - means)
+    log_likelihood = logsumexp(scores, axis=1) + np.log(step)
+    shares = np.exp(scores + np.log(step) - log_likelihood[:, None])
+    variance = shares @ x**2 - (shares @ x) ** 2
+    is_near = found.standard_error < 1e-12
+    assert is_near.sum() > 20
+    np.testing.assert_allclose(found.log_likelihood[is_near], log_likelihood[is_near], atol=2e-9)
+    np.testing.assert_allclose(found.mean[is_near, 0], (shares @ x)[is_near], atol=2e-9)
+    np.testing.assert_allclose(found.covariance[is_near, 0, 0], variance[is_near], atol=2e-9)
+
+
+@pytest.mark.parametrize("q", [1, 3])
+def test_a_row_has_the_same_codes_whatever_the_other_rows(q):
+    X, weights, offsets = draw_rows(q)
     observed = np.ones(X.shape, np.uint8)
     observed[4, :2] = 0
     items, some = TraitItems(weights, offsets), np.array([0, 4, 30])
@@ -151,7 +171,7 @@ def test_a_row_has_the_same_codes_whatever_the_other_rows():
     for values, *ones in zip(whole.take_rows(some), *parts, strict=True):
         np.testing.assert_array_equal(values, np.concatenate(ones))
     none = posterior_on_lattice(X[:0], observed[:0], items)
-    assert none.covariance.shape == (0, 3, 3)
+    assert none.covariance.shape == (0, q, q)
 
 
 def draw_hard_rows(case):
