@@ -11,6 +11,8 @@ from urllib.parse import quote
 
 import zarr
 from zarr.codecs import Crc32cCodec, ZstdCodec
+from zarr.core import array_spec
+from zarr.core.buffer import Buffer
 
 from storage.errors import DataError
 from storage.stores.locations import DATASET_FORMAT, AnyPath
@@ -53,6 +55,8 @@ def _iter_codec_names(part: Mapping[str, Any]) -> Iterator[str]:
         yield from _iter_codec_names(codec.get("configuration") or {})
 
 
+_MIN_RAW_BYTES, _MAX_RATIO, _RAW_BLOCK_BYTES = 1 << 16, 0.85, 1 << 17
+"""Chunks this large are stored as they are if compression leaves more than a share of them."""
 ARTIFACT_FORMAT = "latentbits-artifact"
 CODES_FORMAT = "latentbits-codes"
 FORMAT_VERSION = 1
@@ -180,6 +184,44 @@ def list_stored_arrays(columns: Iterable[str], continuous: Iterable[str]) -> lis
     return [BITS.name, OBSERVED.name, ORDER.name, *rows]
 
 
+class FastZstdCodec(ZstdCodec):
+    """Zstandard that stores chunks as they are if they would hardly become smaller.
+
+    They are read several times as fast. Every reader of Zstandard can read them: it has blocks of
+    uncompressed bytes (RFC 8878, section 3.1.1.2.2).
+    """
+
+    def _encode_sync(self, chunk_bytes: Buffer, chunk_spec: array_spec.ArraySpec) -> Buffer | None:
+        compressed = super()._encode_sync(chunk_bytes, chunk_spec)
+        if len(chunk_bytes) < _MIN_RAW_BYTES or compressed is None:
+            return compressed
+        if len(compressed) <= _MAX_RATIO * len(chunk_bytes):
+            return compressed
+        frame = _write_raw_frame(chunk_bytes.as_numpy_array().data.cast("B"))
+        return chunk_spec.prototype.buffer.from_bytes(frame)
+
+
+def _write_raw_frame(content: memoryview) -> bytes:
+    """Write a Zstandard frame of uncompressed blocks; its header has the size in four bytes."""
+    parts: list[bytes | memoryview] = [b"\x28\xb5\x2f\xfd\xa0", len(content).to_bytes(4, "little")]
+    for start in range(0, len(content), _RAW_BLOCK_BYTES):
+        block = content[start : start + _RAW_BLOCK_BYTES]
+        is_last = start + _RAW_BLOCK_BYTES >= len(content)
+        parts += [(len(block) << 3 | is_last).to_bytes(3, "little"), block]
+    return b"".join(parts)
+
+
+def _use_fast_codec(array: zarr.Array[Any]) -> zarr.Array[Any]:
+    """Return an array whose chunks are written as in `create_array`."""
+    metadata: Any = array.metadata
+    own = array.async_array
+    codecs = tuple(
+        FastZstdCodec(level=codec.level) if isinstance(codec, ZstdCodec) else codec
+        for codec in metadata.codecs
+    )
+    return zarr.Array(zarr.AsyncArray(replace(metadata, codecs=codecs), own.store_path, own.config))
+
+
 def open_checked_array(group: zarr.Group, path: str, shape: Sequence[int] | None = None) -> Any:
     """Open an array that `create_array` made; `shape` is the shape that the manifest states.
 
@@ -187,6 +229,7 @@ def open_checked_array(group: zarr.Group, path: str, shape: Sequence[int] | None
     """
     array: Any = group[path]
     check_codecs(path, array.metadata.to_dict(), _OWN_CODECS)
+    array = _use_fast_codec(array)
     if array.dtype.kind not in "biuf":
         raise DataError(f"{path}: the array holds {array.dtype}, not numbers.")
     if shape is not None and tuple(array.shape) != tuple(shape):
@@ -232,7 +275,7 @@ def create_array(
         chunks=chunks,
         dtype=spec.dtype,
         fill_value=spec.fill_value,
-        compressors=[ZstdCodec(level=1), Crc32cCodec()],
+        compressors=[FastZstdCodec(level=1), Crc32cCodec()],
         dimension_names=spec.dims,
         attributes={"doc": spec.doc},
         config={"write_empty_chunks": True},

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import zarr
 from hypothesis import given
+from zarr.codecs import ZstdCodec
 from zarr.storage import LocalStore
 
 from storage.dataset.dataset import BinaryDataset, open_dataset
@@ -551,3 +552,21 @@ def test_two_writers_do_not_share_a_dataset(tmp_path: Path) -> None:
             pass
         writer.add(ArrayBatch(random_bits(5, 3)))
     assert open_dataset(new).n_rows == 5
+
+
+@pytest.mark.parametrize(("share", "is_raw"), [(0.4, True), (0.05, False)])
+def test_chunks_that_hardly_compress_are_stored_as_they_are(tmp_path, share, is_raw):
+    rng = np.random.default_rng(0)
+    X = (rng.random((1 << 14, 64)) < share).astype(np.uint8)
+    path, names = tmp_path / "d.zarr", [f"f{i}" for i in range(64)]
+    for opened in (create_dataset(path, names, words_per_chunk=128), append_dataset(path, names)):
+        with opened as writer:
+            writer.add(ArrayBatch(X))
+    dataset, n_bytes = open_dataset(path), 64 * 128 * 8
+    sizes = [(path / "bits" / "c" / "0" / str(k)).stat().st_size for k in range(4)]
+    assert [size > n_bytes for size in sizes] == [is_raw] * 4
+    dataset.verify()
+    array = zarr.open_group(path)["bits"]
+    assert type(array.metadata.codecs[1]) is ZstdCodec  # any reader's
+    bits = np.unpackbits(np.asarray(array[:]), axis=1, bitorder="little")
+    np.testing.assert_array_equal(bits.T, np.tile(X, (2, 1)))
