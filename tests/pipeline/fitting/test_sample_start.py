@@ -11,7 +11,7 @@ from scipy.special import expit
 from pipeline.data.features import Feature
 from pipeline.executors.base import SerialExecutor, ThreadsExecutor
 from pipeline.fitting import sample_start
-from pipeline.fitting.loop import fit_model
+from pipeline.fitting.loop import collect_first_statistics, fit_model, start_fit
 from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
@@ -113,6 +113,21 @@ def test_a_resumed_fit_has_the_same_bytes_wherever_it_was_interrupted() -> None:
     assert all(not state.is_on_sample for state in states)
     for state in states:
         assert get_bytes(fit(data, model, state=state)) == expected
+
+
+def test_a_start_from_an_earlier_fit_takes_only_the_information_from_a_sample() -> None:
+    data, model = draw_rows(seed=1), LatentTrait(n_components=1)
+    cold = fit(data, model)
+    before = fit(DenseData(data.X[: N_ROWS - 300]), model).params
+    rows = make_memory_rows(data)
+    first = collect_first_statistics(model, rows, SERIAL, 0)
+    state = start_fit(model, first, rows, SERIAL, 0, initial_params=before)
+    labels: list[str] = []
+    warm = fit(data, model, state=state, progress=lambda label, *_: labels.append(label))
+    assert not any("on a sample" in label for label in labels)
+    assert "information" in labels
+    assert warm.iteration <= cold.iteration
+    assert abs(get_log_likelihood(warm) - get_log_likelihood(cold)) < 1e-3
 
 
 class Interruption(Exception):
