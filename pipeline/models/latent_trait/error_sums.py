@@ -45,6 +45,8 @@ Values = Mapping[str, NDArray[Any]]
 MAX_ROWS = 20_000
 MAX_ITEMS = 1000
 """With more items, pairs and sum scores are not compared with the model."""
+FIXED_NANOSECONDS = 2e7
+"""Time of the sparse matrices of a block, whatever its number of rows."""
 _MAX_WORK = 2e10  # entries of matrices to add up
 _MAX_ASYMPTOTE_WORK = 1e11
 _MAX_LEVEL_WORK = 5e9
@@ -111,7 +113,7 @@ def estimate_information(
             scores += 0.03 * count_score_vectors(n_features, q) * n_parameters**2
     else:
         scores = 60.0 * n_features + 0.05 * n_parameters**2
-    return float(share * scores + 80 * n_features)
+    return float(share * scores + 12 * n_features)
 
 
 class ScoredRows(NamedTuple):

@@ -18,6 +18,7 @@ from pipeline.data.blocks import BinaryBlock
 from pipeline.models.capabilities import LogLikelihood
 from pipeline.models.latent_trait.e_steps import get_shared_nodes, run_e_step
 from pipeline.models.latent_trait.error_sums import (
+    FIXED_NANOSECONDS,
     ScoredRows,
     add_scores,
     count_complete_rows,
@@ -118,7 +119,7 @@ def estimate_integrator(
         else:
             nanoseconds += share * 0.15 * n_nodes * n_levels**2
             n_sums += 3 * (n_columns * (q + 1)) ** 2
-    return WorkEstimate(nanoseconds, 8 * n_sums)
+    return WorkEstimate(nanoseconds, 8 * n_sums, FIXED_NANOSECONDS if share else 0)
 
 
 def _estimate_binary_work(params: LatentTraitParams, working: Arrays, n_rows: int) -> WorkEstimate:
@@ -140,7 +141,7 @@ def _estimate_binary_work(params: LatentTraitParams, working: Arrays, n_rows: in
         is_wide, share = "directions" in working, float(working["share"])
         nanoseconds += estimate_information(params, share, is_complete, is_wide)
         n_sums += 3 * min(n_features * (q + 1), MAX_PARAMETERS) ** 2
-    return WorkEstimate(nanoseconds, 8 * n_sums)
+    return WorkEstimate(nanoseconds, 8 * n_sums, FIXED_NANOSECONDS if "share" in working else 0)
 
 
 def sum_information(

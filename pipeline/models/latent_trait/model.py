@@ -1409,7 +1409,7 @@ class LatentTrait(Model):
             self.estimate_work(params, working, len(params.offsets), n_rows).nanoseconds
             for working in (state.working, {**state.working, "share": np.array(1.0)})
         )
-        return n_rows * own / (both - own)
+        return n_rows * own / max(both - own, 1.0)
 
     def leave_sample(self, state: FitState, statistics: Sums) -> FitState:
         """Keep the error of the integrals instead of log-likelihoods of the sample."""
