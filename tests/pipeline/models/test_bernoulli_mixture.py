@@ -119,7 +119,7 @@ def check_sums(data: DenseData, weights: Floats, probabilities: Floats) -> None:
     block = pack_block(data.X, data.observed)
     packed = (block.words, block.observed_words, block.n_samples, terms)
     shares, nats = mixture_posterior(*packed)
-    logs = np.log(weights) + data.X @ terms.log_odds + data.mask @ terms.log_absent
+    logs = np.log(weights) + (data.X & data.mask) @ terms.log_odds + data.mask @ terms.log_absent
     np.testing.assert_allclose(shares, np.exp(log_softmax(logs, axis=1)), atol=1e-9)
     np.testing.assert_allclose(nats, logsumexp(logs, axis=1), rtol=1e-9, atol=1e-12)
     sums = sum_mixture_statistics(*packed)
