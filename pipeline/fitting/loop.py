@@ -77,6 +77,9 @@ from pipeline.statistics.sums import JointStatistics, Statistics
 
 _SAMPLE_TOL, _MAX_SAMPLE_TOL = 10.0, 1e-3
 """Tolerance on a sample: a multiple of that of so few rows, and its limit per row, nats."""
+_MOST_STARTS, _SAMPLE_DIFFERENCE = 3, 0.02
+"""Starts that continue on all rows, and how much worse they may be on a sample, nats per row."""
+_HOPELESS_GAIN = 4.0  # times the expected gain of a step, by which a start ends below the best
 
 
 class PassInputs(NamedTuple):
@@ -310,6 +313,7 @@ def _update_starts(
         s if s.done else _update_state(model, s, next(parts), seed, map_items, k)
         for k, s in enumerate(state.starts)
     )
+    starts = _end_hopeless_starts(starts)
     iteration = state.iteration + 1
     if not all(s.done for s in starts):
         return replace(state, starts=starts, iteration=iteration)
@@ -318,6 +322,20 @@ def _update_starts(
         kinds.setdefault(model.get_start_kind(start), []).append(start)
     ranked = {kind: _rank_starts(model, own) for kind, own in kinds.items()}
     return _begin_stage(replace(model.select_starts(ranked), iteration=iteration))
+
+
+def _end_hopeless_starts(starts: tuple[FitState, ...]) -> tuple[FitState, ...]:
+    """End starts that take Newton's steps and will hardly reach the best."""
+    best = max(start.history[-1] for start in starts)
+
+    def is_hopeless(start: FitState) -> bool:
+        memory = start.acceleration
+        if "remaining" not in memory:
+            return False
+        gain = float(memory["gain"]) / float(start.auxiliary["weight"])
+        return start.history[-1] + _HOPELESS_GAIN * gain < best
+
+    return tuple(replace(s, done=s.done or is_hopeless(s)) for s in starts)
 
 
 def _rank_starts(model: Model, starts: Sequence[FitState]) -> list[FitState]:
@@ -506,44 +524,106 @@ def _start_on_sample(
     """Run the stages of a fit that has not begun on a sample of its rows, if that is possible.
 
     The result is the start of the passes over all rows, in the last stage. A start from an earlier
-    fit stays where it is, and only gets the information of the sample.
+    fit stays where it is, and only gets the information of the sample. Of several starts, the best
+    ones remain as far as the sample cannot tell which is the best for all rows.
     """
-    if state.iteration or state.starts or state.done or not isinstance(model, CanTakeNewtonSteps):
+    if state.iteration or state.done or not isinstance(model, CanTakeNewtonSteps):
         return state
     n_needed = model.count_sample_rows(state) if model.acceleration != "none" else 0
     sample = draw_sample(model, rows, executor, seed, n_needed, progress) if n_needed else None
     if sample is None:
         return state
-    own_rows = sample.make_row_source(rows)
-    run = own_rows, executor, seed
     factor = sample.weight / sum(block.weight for block in sample.blocks)
     tol = min(_SAMPLE_TOL * factor * model.tol, _MAX_SAMPLE_TOL)
-    own_model: Model = replace(model, tol=tol)  # type: ignore[call-arg]
-    is_warm = "is_warm" in state.acceleration
-    own = replace(state, is_on_sample=True, acceleration={}, done=is_warm)
-    statistics: Any
+    own_model: Any = replace(model, tol=tol)  # type: ignore[call-arg]
+    run = sample.make_row_source(rows), executor, seed, progress
+    starts = [model.select_starts({model.get_start_kind(s): [s]}) for s in state.starts] or [state]
     try:
-        while not own.done:
-            statistics = collect_pass_statistics(own_model, own, *run, progress)
-            own = fit_pass(own_model, own, *run, statistics.multiply(factor))
-        working = model.begin_newton_steps(own, own_rows.rows_per_chunk[0])
-        if working is None:
-            return state
-        statistics = _collect_information(model, own, working, *run, "information", progress)
-        with limit_blas_threads():
-            inverse = model.invert_information(own, statistics.multiply(factor))
+        ended = [_run_on_sample(own_model, start, factor, *run) for start in starts]
+        places = _choose_starts(own_model, ended)
+        if state.starts:
+            found = _rank_starts(own_model, ended)[0].diagnostics
+            ended = [replace(own, diagnostics={**own.diagnostics, **found}) for own in ended]
+        prepared = [_prepare_newton_steps(model, ended[k], factor, *run) for k in places]
     except FitError:
         return state  # all rows may do, or tell more about the reason
+    chosen = [own for own in prepared if own is not None]
+    if len(chosen) < len(prepared):
+        return state
+    if len(chosen) == 1:
+        return chosen[0]
+    names = "params", "acceleration", "diagnostics"
+    moved = (
+        replace(state.starts[k], **{name: getattr(own, name) for name in names})
+        for k, own in zip(places, chosen, strict=True)
+    )
+    return replace(state, starts=tuple(moved))
+
+
+def _run_on_sample(
+    model: Model,
+    state: FitState,
+    factor: float,
+    rows: RowSource,
+    executor: Executor,
+    seed: int,
+    progress: Progress,
+) -> FitState:
+    """Run the stages of a fit on a sample, whose rows count `factor` times."""
+    is_warm = "is_warm" in state.acceleration
+    own = replace(state, is_on_sample=True, acceleration={}, done=is_warm)
+    while not own.done:
+        statistics: Any = collect_pass_statistics(model, own, rows, executor, seed, progress)
+        own = fit_pass(model, own, rows, executor, seed, statistics.multiply(factor))
+    return own
+
+
+def _prepare_newton_steps(
+    model: CanTakeNewtonSteps,
+    state: FitState,
+    factor: float,
+    rows: RowSource,
+    executor: Executor,
+    seed: int,
+    progress: Progress,
+) -> FitState | None:
+    """Return the start of the passes over all rows, with the information of a sample."""
+    (n_rows,) = rows.rows_per_chunk
+    working = model.begin_newton_steps(state, n_rows)
+    if working is None:
+        return None
+    statistics: Any = _collect_information(
+        model, state, working, rows, executor, seed, "information", progress
+    )
+    with limit_blas_threads():
+        inverse = model.invert_information(state, statistics.multiply(factor))
     return replace(
-        own,
+        state,
         acceleration={"inverse": inverse},
         iteration=0,
         history=(),
-        diagnostics={**own.diagnostics, "sample_rows": own_rows.rows_per_chunk[0]},
+        diagnostics={**state.diagnostics, "sample_rows": n_rows},
         done=False,
         converged=False,
         is_on_sample=False,
     )
+
+
+def _choose_starts(model: Model, ended: Sequence[FitState]) -> list[int]:
+    """Return the place of the best start on a sample, and of others that may be better on all rows.
+
+    These have ended at another optimum, which is hardly worse on the sample.
+    """
+    objectives = [state.history[-1] for state in ended if len(ended) > 1]
+    chosen: list[int] = []
+    for k in np.argsort(-np.array(objectives), kind="stable").tolist():
+        criterion = model.get_convergence_criterion(ended[k])
+        reachable = find_reachable_objective(criterion, ended[k].history)
+        is_close = max(objectives) - objectives[k] <= _SAMPLE_DIFFERENCE
+        is_other = not chosen or reachable < objectives[chosen[-1]]
+        if is_close and is_other and len(chosen) < _MOST_STARTS:
+            chosen.append(k)
+    return chosen or [0]
 
 
 def _run_information_pass(

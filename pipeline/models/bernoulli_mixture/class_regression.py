@@ -65,6 +65,11 @@ class ClassWeightsByCovariates:
         """Means and standard deviations of the covariates."""
         return np.array(self.covariates.means), np.array(self.covariates.deviations)
 
+    @property
+    def predictor_units(self) -> Array:
+        """Units of 1 and the covariates in packed coefficients."""
+        return np.append(1.0, self._units[1])
+
     def begin(self, params: BernoulliMixtureParams) -> BernoulliMixtureParams:
         """Return the parameters to start from, given those of a fit of any structure.
 
@@ -142,9 +147,7 @@ class ClassWeightsByCovariates:
         current = self.standardize(params)
         if n_components == 1:
             return self.unstandardize(current)
-        # Every row adds `pseudo` rows of each component.
-        gradient = values["responsibilities"] - values["expected"]
-        gradient += pseudo * (values["predictors"] - n_components * values["prior_expected"])
+        gradient = self.differentiate(params, statistics).T
         curvature = values["class_curvature"] + n_components * pseudo * values["prior_curvature"]
         basis = np.kron(scipy.linalg.null_space(np.ones((1, n_components))), np.eye(n_predictors))
         size = n_components * n_predictors
@@ -156,6 +159,15 @@ class ClassWeightsByCovariates:
         intercepts, coefficients = own.intercepts + change[0], own.coefficients + change[1:]
         own = replace(own, intercepts=intercepts, coefficients=coefficients)
         return self.unstandardize(replace(current, regression=own))
+
+    def differentiate(self, params: BernoulliMixtureParams, statistics: Sums) -> Array:
+        """Return the gradient in β of standardized covariates, (n_predictors, n_components)."""
+        values, pseudo = statistics.values, self.smoothing / statistics.weight
+        # Every row adds `pseudo` rows of each component.
+        gradient = values["responsibilities"] - values["expected"]
+        expected = len(gradient) * values["prior_expected"]
+        gradient = gradient + pseudo * (values["predictors"] - expected)
+        return np.asarray(gradient.T)
 
     def finish(self, params: BernoulliMixtureParams, statistics: Sums) -> BernoulliMixtureParams:
         """Add the mean of the class weights of all rows."""

@@ -50,6 +50,11 @@ class ClassWeightsByGroup:
         """Whether rows differ in their class weights."""
         return bool(self.names)
 
+    @property
+    def predictor_units(self) -> Array:
+        """Units of the indicators of groups."""
+        return np.ones(max(len(self.names), 1))
+
     def begin(self, params: BernoulliMixtureParams) -> BernoulliMixtureParams:
         """Return the parameters to start from, given those of a fit of any structure."""
         n_groups, groups = len(self.names), None
@@ -96,6 +101,13 @@ class ClassWeightsByGroup:
         mass = statistics.values["mass"] + self.smoothing
         own = mass / mass.sum(axis=1, keepdims=True)
         return replace(params, groups=replace(params.groups, group_class_weights=own))
+
+    def differentiate(self, params: BernoulliMixtureParams, statistics: Sums) -> Array:
+        """Return the gradient in log-weights, (n_groups, n_components)."""
+        own = params.weights[None] if params.groups is None else params.groups.group_class_weights
+        mass = statistics.values["mass"] + self.smoothing
+        gradient: Array = mass - mass.sum(axis=1, keepdims=True) * own
+        return gradient
 
     def finish(self, params: BernoulliMixtureParams, statistics: Sums) -> BernoulliMixtureParams:
         """Add the mean of the class weights of all rows, and the numbers of rows of the groups."""

@@ -83,10 +83,16 @@ from pipeline.models.bernoulli_mixture.levels import (
     draw_levels,
     mask_unreached_planes,
 )
+from pipeline.models.bernoulli_mixture.newton_steps import (
+    compute_scales,
+    invert_scaled_information,
+    pack_information,
+)
 from pipeline.models.bernoulli_mixture.params import BernoulliMixtureParams, ClassErrors
 from pipeline.models.bernoulli_mixture.standard_errors import (
     ErrorForm,
     MixtureRows,
+    compute_information,
     compute_mixture_errors,
     iter_mixture_scores,
     sum_mixture_information,
@@ -111,6 +117,9 @@ MAX_PARAMETERS = 1500
 """With more parameters, the information matrix is too large and there are no standard errors."""
 MAX_ROWS = 20_000
 """Number of rows over which information is summed; more rows are sampled and scaled up."""
+_SAMPLE_ROWS_PER_PARAMETER = 50  # of a sample whose optimum is a start
+_LEAST_SAMPLED_ROWS = 50  # of the smallest class
+_INFORMATION_PASSES = 0.25  # that the information of a sample may take as long as
 _MAX_SHOWN = 3  # components in a warning
 _MIN_SMOOTHING = 1e-6  # keeps 1 − p accurate for up to 1e9 rows
 
@@ -327,21 +336,27 @@ class BernoulliMixture(Mixture):
         self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
     ) -> FitState:
         """Run the M-step."""
+        params = self._run_m_step(state.params, statistics)
+        if params.gaussians is None:
+            return replace(state, params=params)
+        # The deviations rest on these rows.
+        auxiliary = {**state.auxiliary, "number_rows": statistics.values["numbers"]}
+        return replace(state, params=params, auxiliary=auxiliary)
+
+    def _run_m_step(
+        self, params: BernoulliMixtureParams, statistics: Sums
+    ) -> BernoulliMixtureParams:
         s, values = self.smoothing, statistics.values
         ones, mass = values["ones"].T, values["mass"].sum(axis=0)
-        # Rounding must not lead to more ones than values.
-        observed = np.maximum(mass[:, None] - values["missing"].T, ones)
+        observed = _count_observed(statistics)
         weights = (mass + s) / (mass + s).sum()
         continuation = (ones + self._pseudo_ones) / (observed + (self._pseudo_ones + s))
         probabilities = cumulate_planes(continuation, self.n_levels)
-        params = replace(state.params, probabilities=probabilities, weights=weights)
+        params = replace(params, probabilities=probabilities, weights=weights)
         params = self._class_weights.update(params, statistics)
         if params.gaussians is None:
-            return replace(state, params=params)
-        params = replace(params, gaussians=update_gaussians(params.gaussians, values, s))
-        # The deviations rest on these rows.
-        auxiliary = {**state.auxiliary, "number_rows": values["numbers"]}
-        return replace(state, params=params, auxiliary=auxiliary)
+            return params
+        return replace(params, gaussians=update_gaussians(params.gaussians, values, s))
 
     def select_starts(self, ranked: Mapping[str, Sequence[FitState]]) -> FitState:
         """Continue with the best start, of those without a collapsed component if there are any."""
@@ -362,6 +377,85 @@ class BernoulliMixture(Mixture):
         most = 1 if self.n_levels is None else max(int(self.n_levels.max()) - 1, 1)
         limit = np.log((weight + len(params.weights)) / self.smoothing + most)
         return self._class_weights.unstandardize(params.with_free_parameters(packed, limit))
+
+    def count_sample_rows(self, state: FitState) -> int:
+        """Return the rows that determine the parameters well enough to start from.
+
+        None are needed if they would choose the number of components, or if there are too many
+        parameters for the information.
+        """
+        n_parameters = int(state.params.free_parameters.size)
+        is_searching = float(state.working["held_out"]) > 0
+        if is_searching or "is_limited" in state.working or n_parameters > MAX_PARAMETERS:
+            return 0
+        return _SAMPLE_ROWS_PER_PARAMETER * n_parameters
+
+    def leave_sample(self, state: FitState, statistics: Sums) -> FitState:
+        """Return the state as it is."""
+        return state
+
+    def begin_newton_steps(self, state: FitState, n_rows: int) -> Arrays | None:
+        """Request the sums of the information of so many rows that they pay.
+
+        A class that the sample hardly has, or another one in its place, may be found in all rows.
+        """
+        if n_rows * state.params.weights.min() < _LEAST_SAMPLED_ROWS:
+            return None
+        working = {"share": np.array(1.0)}
+        n_planes, n_all = state.params.probabilities.shape[1], int(state.auxiliary["n_rows"])
+        own, both = (
+            self.estimate_work(state.params, more, n_planes, n_all).nanoseconds
+            for more in ({}, working)
+        )
+        n_affordable = n_all * _INFORMATION_PASSES * own / (both - own)
+        share = min(1.0, max(MAX_ROWS, n_affordable) / n_rows)
+        return {"share": np.array(share), "without_products": np.array(1)}
+
+    def invert_information(self, state: FitState, statistics: Sums) -> Array:
+        """Return the inverse of the information, see `newton_steps`."""
+        params, weight = state.params, float(state.auxiliary["weight"])
+        scale = weight / statistics.weight
+        sums = {name: scale * values for name, values in statistics.values.items()}
+        curvature = self._class_weights.compute_curvature(params, sums, weight)
+        pseudo_counts = self._list_pseudo_counts(params)
+        measured = params.continuation, params.gaussians
+        information, _ = compute_information(*measured, curvature, sums, pseudo_counts)
+        packed = pack_information(information, params, self._class_weights.predictor_units)
+        return invert_scaled_information(packed, params, self._compute_scales(state))
+
+    def differentiate(self, state: FitState, statistics: Sums) -> Array | None:
+        """Return the gradient in scaled parameters, see `newton_steps`."""
+        params = state.params
+        p = params.continuation
+        pseudo = self._pseudo_ones + self.smoothing
+        complete = [((_count_observed(statistics) + pseudo) * p * (1 - p)).ravel()]
+        if params.gaussians is not None:
+            total = statistics.values["numbers"] + self.smoothing
+            ratio = params.gaussians.overall_deviations / params.gaussians.deviations
+            complete += [(total * ratio**2).ravel(), 2 * total.ravel()]
+        information = np.concatenate(complete)
+        mapped = self.pack_params(self._run_m_step(params, statistics))
+        change = (mapped - self.pack_params(params))[: information.size]
+        others = self._class_weights.differentiate(params, statistics)
+        gradient = np.concatenate([information * change, others.ravel()])
+        return np.asarray(gradient / self._compute_scales(state))
+
+    def move_params(self, state: FitState, change: Array, weight: float) -> BernoulliMixtureParams:
+        """Return the parameters after a step of scaled parameters."""
+        packed = self.pack_params(state.params) + change / self._compute_scales(state)
+        params: BernoulliMixtureParams = self.unpack_params(state.params, packed, weight)
+        return params
+
+    def _compute_scales(self, state: FitState) -> Array:
+        pseudo_counts = self._list_pseudo_counts(state.params)
+        return compute_scales(state.params, float(state.auxiliary["weight"]), pseudo_counts)
+
+    def _list_pseudo_counts(self, params: BernoulliMixtureParams) -> Array:
+        """Return the pseudo-counts of each score, (n_scores,)."""
+        n_planes = params.probabilities.shape[1]
+        pseudo_counts = np.full(n_planes + 2 * params.n_numbers, self.smoothing)
+        pseudo_counts[:n_planes] = self._pseudo_ones + self.smoothing
+        return pseudo_counts
 
     def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Sort the components by their mean weight, and add diagnostics and warnings."""
@@ -462,7 +556,8 @@ class BernoulliMixture(Mixture):
             **self._class_weights.sum_information(params, block),
         }
         sums = Sums.from_block(block, float(rows.row_weights @ nats), information)
-        if not block.has_sampling_weights and self.errors != "crossproduct":
+        is_plain = not block.has_sampling_weights and self.errors != "crossproduct"
+        if is_plain or "without_products" in working:
             return sums
         if block.clusters is None:
             products = np.zeros_like(information["products"])
@@ -483,15 +578,12 @@ class BernoulliMixture(Mixture):
         sums = {name: scale * values for name, values in statistics.values.items()}
         if isinstance(statistics, ClusteredSums):
             sums["score_products"] = statistics.sum_score_products()
-        n_planes = params.probabilities.shape[1]
-        pseudo_counts = np.full(n_planes + 2 * params.n_numbers, self.smoothing)
-        pseudo_counts[:n_planes] = self._pseudo_ones + self.smoothing
         errors = compute_mixture_errors(
             params.continuation,
             params.gaussians,
             self._class_weights.compute_curvature(params, sums, weight),
             sums,
-            pseudo_counts,
+            self._list_pseudo_counts(params),
             self._choose_error_form(state),
             params.planes_per_feature + 1,
         )
@@ -641,6 +733,15 @@ class BernoulliMixture(Mixture):
                 (numbers - means[k]) / deviations[k]
             )
         return probabilities
+
+
+def _count_observed(statistics: Sums) -> Array:
+    """Return the observed values of each plane by component, (n_components, n_planes)."""
+    values = statistics.values
+    mass: Array = values["mass"].sum(axis=0)[:, None]
+    # Rounding must not lead to more ones than values.
+    observed: Array = np.maximum(mass - values["missing"].T, values["ones"].T)
+    return observed
 
 
 def _prepare_rows(

@@ -196,23 +196,18 @@ def compute_mixture_errors(
     n_predictors, n_numbers = curvature.shape[1], _count_numbers(gaussians)
     n_scores = n_features + 2 * n_numbers
     width = n_scores + n_predictors
-    variances = probabilities * (1 - probabilities)
-    ones = np.ones((n_components, n_numbers))
-    diagonal = np.zeros((n_components, width))
-    diagonal[:, :n_scores] = sums["values"] + pseudo_counts
-    diagonal[:, :n_scores] *= np.hstack([variances, ones, 2 * ones])
-    information = np.diag(diagonal.ravel()) - scipy.linalg.block_diag(*sums["spread"])
-    information += sums["products"]
+    information, diagonal = compute_information(
+        probabilities, gaussians, curvature, sums, pseudo_counts
+    )
     places = np.arange(n_components * width).reshape(n_components, width)[:, n_scores:]
     block = np.ix_(places.ravel(), places.ravel())
-    information[block] += curvature.reshape(places.size, places.size)
     is_fixed = np.zeros((n_components, width), np.bool_)
     if gaussians is not None:
         is_fixed[:, n_features + n_numbers : n_scores] = find_bounded(gaussians)
     if form == "crossproduct":
         information = sums["score_products"]
         # Scores of log-odds at the boundary are 0 but for rounding.
-        is_fixed[:, :n_scores] |= diagonal[:, :n_scores] < _MIN_INFORMATION
+        is_fixed[:, :n_scores] |= diagonal < _MIN_INFORMATION
     # Coefficients are determined up to a constant, so those of the last component are fixed.
     fixed = np.union1d(places[-1], np.flatnonzero(is_fixed))
     directions = np.delete(np.eye(len(information)), fixed, axis=1)
@@ -237,6 +232,31 @@ def compute_mixture_errors(
     own = np.stack([by_component[k, :n_features, k, :n_features] for k in range(n_components)])
     found = compute_level_errors(probabilities, own, unknown[:, :n_features], n_levels)
     return MixtureErrors(*found, coefficients, numbers, is_identified)
+
+
+def compute_information(
+    probabilities: Array,
+    gaussians: Gaussians | None,
+    curvature: Array,
+    sums: Mapping[str, NDArray[Any]],
+    pseudo_counts: Array,
+) -> tuple[Array, Array]:
+    """Return the observed information, (p, p), given parameters as for `compute_mixture_errors`.
+
+    Also return the information about the scores of features if the classes were known,
+    (n_components, n_scores).
+    """
+    n_components, n_numbers = len(probabilities), _count_numbers(gaussians)
+    variances = probabilities * (1 - probabilities)
+    ones = np.ones((n_components, n_numbers))
+    complete = (sums["values"] + pseudo_counts) * np.hstack([variances, ones, 2 * ones])
+    diagonal = np.hstack([complete, np.zeros((n_components, curvature.shape[1]))])
+    information = np.diag(diagonal.ravel()) - scipy.linalg.block_diag(*sums["spread"])
+    information += sums["products"]
+    n_scores, width = complete.shape[1], diagonal.shape[1]
+    places = np.arange(n_components * width).reshape(n_components, width)[:, n_scores:]
+    information[np.ix_(places.ravel(), places.ravel())] += curvature.reshape((places.size,) * 2)
+    return information, complete
 
 
 def propagate_errors(gradients: Array, covariance: Array) -> Array:

@@ -1,0 +1,113 @@
+"""Mixtures of many rows start on a sample, and take Newton's steps with its information."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import latentbits as lb
+from pipeline.fitting import sample_start
+from pipeline.params import get_array
+
+N_ROWS = 12_000
+
+
+@pytest.fixture(autouse=True)
+def small_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let fits of thousands of rows start on a third of them."""
+    monkeypatch.setattr(sample_start, "MIN_ROWS", 1000)
+    monkeypatch.setattr(sample_start, "MIN_SAMPLE", N_ROWS // 3)
+    monkeypatch.setattr(sample_start, "_MAX_SHARE", 0.8)
+
+
+COLUMNS = ("group", "age", "times", "share")
+BINARY = [f"f{k}" for k in range(10)]
+
+
+def draw_rows(missing: float = 0.0, seed: int = 0) -> pd.DataFrame:
+    """Draw rows of three classes, with features of every kind and further columns."""
+    rng = np.random.default_rng(seed)
+    z = rng.choice(3, N_ROWS, p=[0.5, 0.3, 0.2])
+    bits = rng.random((N_ROWS, 10)) < rng.uniform(0.15, 0.85, (3, 10))[z]
+    values = np.where(rng.random(bits.shape) < missing, np.nan, bits)
+    levels = rng.binomial(3, np.array([0.2, 0.5, 0.8])[z])
+    return pd.DataFrame(dict(zip(BINARY, values.T, strict=True))).assign(
+        level=pd.Categorical(levels, ordered=True),
+        number=np.array([0.0, 1.5, 3.0])[z] + rng.standard_normal(N_ROWS),
+        group=np.where(rng.random(N_ROWS) < 0.3 + 0.2 * z, "a", "b"),
+        age=40 + 10 * (z - 1) + 15 * rng.standard_normal(N_ROWS),
+        times=rng.integers(1, 4, N_ROWS),
+        share=rng.uniform(0.5, 2, N_ROWS),
+    )
+
+
+def fit(frame: pd.DataFrame, features: Any = BINARY, **options: Any) -> Any:
+    frame = frame[[*features, *COLUMNS]]
+    continuous = ["number"] if "number" in features else []
+    data = lb.from_dataframe(frame, keep=COLUMNS, continuous=continuous)
+    return lb.fit(data, "bernoulli-mixture", **{"components": 3, "tol": 1e-9, **options})
+
+
+def fit_from_all_rows(frame: pd.DataFrame, features: Any = BINARY, **options: Any) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sample_start, "MIN_ROWS", 10**9)
+        return fit(frame, features, **options)
+
+
+def get_diagnostics(fitted: Any) -> dict[str, Any]:
+    found: dict[str, Any] = fitted.manifest["diagnostics"]
+    return found
+
+
+CASES: list[tuple[float, list[str], dict[str, Any]]] = [
+    (0.0, BINARY, {}),
+    (0.2, BINARY, {}),
+    (0.0, [*BINARY, "level", "number"], {}),
+    (0.1, [*BINARY, "level"], {"group": "group"}),
+    (0.0, BINARY, {"covariates": ["age", "group"]}),
+    (0.0, BINARY, {"weight": "times"}),
+    (0.0, BINARY, {"weight": "share", "weights": "sampling"}),
+]
+
+
+@pytest.mark.parametrize(("missing", "features", "options"), CASES)
+def test_the_optimum_is_that_of_passes_over_all_rows(
+    missing: float, features: list[str], options: dict[str, Any]
+) -> None:
+    frame = draw_rows(missing)
+    expected, found = (run(frame, features, **options) for run in (fit_from_all_rows, fit))
+    assert 3000 < get_diagnostics(found)["sample_rows"] < 5000
+    assert "sample_rows" not in get_diagnostics(expected)
+    assert found.manifest["iterations"] <= 10 < expected.manifest["iterations"]
+    assert found.manifest["objective"] > expected.manifest["objective"] - 1e-9
+    for name in ("probabilities", "weights", "probabilities_error"):
+        np.testing.assert_allclose(
+            get_array(found.params, name), get_array(expected.params, name), atol=5e-4
+        )
+
+
+def test_optima_that_the_sample_cannot_rank_are_compared_on_all_rows() -> None:
+    frame = draw_rows(seed=3)
+    expected = fit_from_all_rows(frame, components=8, starts=5)
+    found = fit(frame, components=8, starts=5)
+    assert get_diagnostics(found)["starts"] <= 5
+    assert found.manifest["objective"] > expected.manifest["objective"] - 1e-3
+
+
+def test_a_class_that_the_sample_hardly_has_is_looked_for_in_all_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    frame, cold = draw_rows(), fit_from_all_rows(draw_rows())
+    monkeypatch.setattr("pipeline.models.bernoulli_mixture.model._LEAST_SAMPLED_ROWS", N_ROWS)
+    found = fit(frame)
+    assert "sample_rows" not in get_diagnostics(found)
+    np.testing.assert_array_equal(found.params.probabilities, cold.params.probabilities)
+
+
+def test_the_number_of_components_is_chosen_by_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = fit(draw_rows(), components="auto")
+    assert "sample_rows" not in get_diagnostics(found)
+    assert len(found.params.weights) == 4
