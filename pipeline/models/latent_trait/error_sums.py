@@ -104,7 +104,7 @@ def estimate_information(
     (n_features, q), n_parameters = params.weights.shape, params.free_parameters.size
     nodes = list_lattice_nodes(params.weights, params.offsets) if has_shared_nodes else None
     if has_shared_nodes and not is_wide and n_features > SOME_FORMS and q <= MAX_COMPONENTS:
-        scores = 100.0 * n_features + 0.03 * q * (q + 1) * n_features**2
+        scores = 15.0 * n_features + 0.02 * q * (q + 1) * n_features**2
     elif nodes is not None and not is_wide:
         scores = 0.4 * len(nodes.points) * n_features + 0.3 * n_parameters**2
     elif q <= MAX_COMPONENTS:

@@ -212,16 +212,30 @@ def _multiply(left: Array, right: Array, out: Array) -> None:
 
 def compare_binary_cells(observed: Array, expected: Array) -> tuple[float, int]:
     """Return S-X² of a binary item and its number of scores as `compare_cells`."""
-    ends, zeros, ones = [0], 0.0, 0.0
-    for k, (zero, one) in enumerate(expected[1:-1].tolist(), 1):  # fast for many short tables
-        zeros, ones = zeros + zero, ones + one
-        if min(zeros, ones) >= _MIN_EXPECTED:
-            ends.append(k)
-            zeros = ones = 0.0
-    if not ends[1:]:
-        return 0.0, 0
-    o, e = (np.add.reduceat(cells[1:-1], ends[:-1]) for cells in (observed, expected))
-    return float(((o - e) ** 2 / e).sum()), len(o)
+    return sum_merged_scores(observed[1:-1], expected[1:-1])
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def sum_merged_scores(observed: Array, expected: Array) -> tuple[float, int]:
+    """Merge scores with fewer than one expected row in a cell, and return S-X² and their number."""
+    total, n_scores = 0.0, 0
+    cells, last = np.zeros((2, 2)), np.zeros((2, 2))  # the last merged score may get more
+    for k in range(len(expected)):
+        for level in range(2):
+            cells[0, level] += observed[k, level]
+            cells[1, level] += expected[k, level]
+        if min(cells[1, 0], cells[1, 1]) >= _MIN_EXPECTED:
+            for level in range(2):
+                if n_scores > 0:
+                    total += (last[0, level] - last[1, level]) ** 2 / last[1, level]
+                last[0, level], last[1, level] = cells[0, level], cells[1, level]
+                cells[0, level] = cells[1, level] = 0.0
+            n_scores += 1
+    for level in range(2):
+        if n_scores > 0:
+            own, rows = last[0, level] + cells[0, level], last[1, level] + cells[1, level]
+            total += (own - rows) ** 2 / rows
+    return total, n_scores
 
 
 def compare_cells(observed: Array, expected: Array) -> tuple[float, int]:

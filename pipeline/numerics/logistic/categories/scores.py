@@ -108,11 +108,11 @@ _BATCH_ENTRIES = 2**18  # derivatives of rows at their points: 2 MiB
 # interpolation; points per axis and the degree of polynomials of its posteriors, of some and of
 # many items, by the number of traits. Compared with a dense grid, standard errors of 100 items with
 # slopes up to 3 are off by at most 1e-4, and by 1e-6 in the median. A point costs as much as a row.
-_MODE_SPACING, _MODE_STENCIL, _MANY_FORMS = {1: 0.5, 2: 0.8, 3: 0.9}, 6, 200
+_MODE_SPACING, _MODE_STENCIL, _MANY_FORMS = {1: 0.5, 2: 0.9, 3: 0.9}, 6, 200
 _MODE_RULES = {1: ((15, 6), (15, 6)), 2: ((11, 6), (9, 4)), 3: ((7, 3), (7, 3))}
 _ROWS_PER_MODE, _MODE_ENTRIES = 1.5, 2**20  # derivatives of rows: 8 MiB
 _NEWTON_STEPS = 2  # from the mean of a posterior to its mode
-_NEGLIGIBLE_SHARE = 1e-8  # of the largest of several vectors
+_NEGLIGIBLE_SHARE = 1e-6  # of the largest of several vectors
 # In case a posterior has all mass on few points, added to its variance and to the products of
 # polynomials.
 _MIN_SHARE, _MIN_MEAN = 1e-6, 4.0  # of the variance of a prior; of its mean
