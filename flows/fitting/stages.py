@@ -55,7 +55,7 @@ from storage.artifacts.artifacts import (
     write_packed,
 )
 from storage.codes.codes import Codes, ResumableResults, open_codes, seal_codes
-from storage.dataset.chunks import get_or_read_chunk
+from storage.dataset.chunks import clear_chunk_cache, get_or_read_chunk
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
 from storage.extras import REPORT_PACKAGES, check_installed
@@ -223,6 +223,7 @@ def _write_pair_results(job: FitJob, work: PairJob) -> RangeResults:
         make_arrays = partial(make_square_rows, replace(work, earlier=earlier))
     sealed = write_row_ranges(make_arrays, arrays, n_per_chunk, size, results, job.executor, report)
     seal_codes(*sealed, {})
+    clear_chunk_cache()  # of rows: the results may need its memory, and are read more often
     codes = open_codes(results.codes_folder.resolve(), "Fit again.")  # for workers elsewhere
     read = StripReader(codes, job.row_memory) if is_strips else codes.read_chunk
     return RangeResults(codes.n_chunks, read)

@@ -305,7 +305,7 @@ class ClippedPCA(Model):
         """
         if self.has_pair_tables(n_features):
             columns, n_leading = self.count_columns(n_features), self.n_components or N_LEADING
-            n_vectors = 2 * max_basis_columns(len(columns), n_leading) + 8 * n_leading
+            n_vectors = max_basis_columns(len(columns), n_leading) + 8 * n_leading
             strip = estimate_strip_memory(MIN_STRIP_HEIGHT, int(columns.sum()), self.cell_bytes)
             return 8 * len(columns) * n_vectors + n_threads * strip
         if self.first_planes is None:
@@ -666,15 +666,19 @@ class ClippedPCA(Model):
         """Compute the spectrum of the strips by products, and the loadings."""
         constant, n_features = state.auxiliary["constant"], len(state.params.loadings)
         n_leading = self.n_components or min(N_LEADING, max_leading_pairs(n_features))
-        spectrum = find_strip_spectrum(results, constant, n_features, n_leading, map_items)
+        null_quantiles = None
+        if self.n_components is None:
+            null_quantiles = self._estimate_null_quantiles(state, n_leading, map_items, rng)
+        spectrum = find_strip_spectrum(
+            results, constant, n_features, n_leading, map_items, null_quantiles
+        )
         shrinkage = 0.0
         if self.repair == "shrink":
             shrinkage = min_shrinkage(
                 find_lowest_eigenvalue(results, constant, n_features, map_items)
             )
-        null_quantiles = np.zeros(0)
-        if self.n_components is None:
-            null_quantiles = self._estimate_null_quantiles(state, n_leading, map_items, rng)
+        if null_quantiles is None:
+            null_quantiles = np.zeros(0)
         values = shrink_eigenvalues(spectrum.values, shrinkage)
         params = replace(
             state.params,
@@ -686,7 +690,7 @@ class ClippedPCA(Model):
         fitted = self._make_loadings(
             replace(state, params=params), spectrum.vectors, pair_statuses, negative
         )
-        residual = float(spectrum.residuals.max())
+        residual = float(spectrum.residuals[: fitted.params.loadings.shape[1]].max(initial=0.0))
         diagnostics = {
             **fitted.diagnostics,
             "eigenvalue_residual": residual,

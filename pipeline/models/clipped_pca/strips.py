@@ -264,15 +264,18 @@ def find_strip_spectrum(
     n_features: int,
     n_leading: int,
     map_items: MapFunction,
+    noise: Array | None = None,
 ) -> LeadingSpectrum:
     """Find the `n_leading` leading eigenpairs of the correlations in `results`.
 
     The eigenvalues of `constant` features count as 0. `map_items` maps over strips; the order of
-    sums does not depend on it.
+    sums does not depend on it. `noise` are eigenvalues of independent features, where eigenpairs
+    need less accuracy; see `compute_leading_spectrum`.
     """
     multiply = _make_product(results, constant, map_items)
     # A fixed start makes the result reproducible; any start finds the same eigenvectors.
-    return compute_leading_spectrum(multiply, n_features, n_leading, np.random.default_rng(0))
+    rng = np.random.default_rng(0)
+    return compute_leading_spectrum(multiply, n_features, n_leading, rng, noise)
 
 
 def find_lowest_eigenvalue(

@@ -26,12 +26,14 @@ Array = NDArray[np.float64]
 Product = Callable[[Array], Array]
 """Multiplies the matrix by a block of vectors, (n, width)."""
 
-_EXTRA_VECTORS = 12
-"""Extra vectors per block; they speed up convergence if eigenvalues lie close together."""
-_MAX_BASIS_BLOCKS, _MAX_BASIS_BYTES = 24, 1 << 30
+_LEAST_WIDTH, _WIDTHS_PER_PAIR = 16, 0.25
+"""Vectors of a block; eigenvalues that are equal as often are all found."""
+_MAX_BASIS_BLOCKS, _MAX_BASIS_BYTES = 16, 1 << 30
+_EXTRA_VECTORS = 12  # beyond which the basis has no room to grow
 _TOLERANCE, _SMALL_EIGENVALUE_SHARE = 1e-8, 1e-3
-_MAX_PRODUCTS = 500
-_SMALL_PROJECTION, _CHECK_INTERVAL = 256, 2
+_NOISE_TOLERANCE = 1e-3
+_MAX_PRODUCTS = 1000
+_SMALL_PROJECTION, _CHECK_INTERVAL = 128, 4
 """Products between checks of a larger projection, whose eigenpairs take as long as a product."""
 _FILTER_ROUNDS = 2
 _EXTRA_PAIRS = 8  # in these rounds: the bound must lie well below the requested eigenvalues
@@ -67,9 +69,13 @@ class LeadingSpectrum(NamedTuple):
 
 def max_basis_columns(n: int, n_leading: int) -> int:
     """Return the maximum number of vectors of length n in the basis."""
-    width = n_leading + _EXTRA_VECTORS
-    least = 3 * width + n_leading
-    return min(max(least, min(_MAX_BASIS_BLOCKS * width, _MAX_BASIS_BYTES // (8 * n))), n - width)
+    width = _choose_width(n_leading)
+    least, wanted = 3 * width + n_leading, _MAX_BASIS_BLOCKS * width + 4 * n_leading
+    return min(max(least, min(wanted, _MAX_BASIS_BYTES // (8 * n))), n - width)
+
+
+def _choose_width(n_leading: int) -> int:
+    return max(_LEAST_WIDTH, round(_WIDTHS_PER_PAIR * n_leading))
 
 
 def max_leading_pairs(n: int) -> int:
@@ -78,7 +84,7 @@ def max_leading_pairs(n: int) -> int:
 
 
 def compute_leading_spectrum(
-    multiply: Product, n: int, n_leading: int, rng: np.random.Generator
+    multiply: Product, n: int, n_leading: int, rng: np.random.Generator, noise: Array | None = None
 ) -> LeadingSpectrum:
     """Compute up to `max_leading_pairs(n)` leading eigenpairs of a symmetric matrix, (n, n).
 
@@ -88,6 +94,9 @@ def compute_leading_spectrum(
         Multiplies the matrix by a block of vectors.
     rng
         Generator of the first block.
+    noise
+        Eigenvalues of noise, largest first, at most (n_leading,). From the first eigenvalue on that
+        is not above that of noise, residuals need to reach only 1e-3 of each eigenvalue.
 
     Raises
     ------
@@ -100,38 +109,44 @@ def compute_leading_spectrum(
             f"{{components}} is {n_leading}, but {n} features allow only 1 to "
             f"{max_leading_pairs(n)} here. Choose fewer."
         )
-    block, _ = np.linalg.qr(rng.standard_normal((n, n_leading + _EXTRA_VECTORS)))
-    basis, inner, negative = np.empty((n, 0)), np.empty((0, 0)), 0.0
+    width, max_columns = _choose_width(n_leading), max_basis_columns(n, n_leading)
+    block, _ = np.linalg.qr(rng.standard_normal((n, width)))
+    memory, inner, negative = np.empty((n, max_columns), order="F"), np.empty((0, 0)), 0.0
     for n_products in range(1, _MAX_PRODUCTS + 1):
         image = multiply(block)
-        basis = np.hstack([basis, block])
+        basis = memory[:, : len(inner) + width]
+        basis[:, len(inner) :] = block
         products = basis.T @ image
         inner = _extend_projection(inner, products)
         block, coupling = _orthonormalize(basis, image - basis @ products)
-        is_full = len(inner) + len(coupling) > max_basis_columns(n, n_leading)
+        is_full = len(inner) + width > max_columns
         is_small = len(inner) <= _SMALL_PROJECTION
-        if n_products % _CHECK_INTERVAL and not (is_small or is_full):
+        if len(inner) < n_leading or (n_products % _CHECK_INTERVAL and not (is_small or is_full)):
             continue
         ritz, turns = scipy.linalg.eigh(inner)
         negative = min(negative, float(ritz[ritz < 0].sum()))
         values, leading = ritz[: -n_leading - 1 : -1], turns[:, : -n_leading - 1 : -1]
-        residuals = np.linalg.norm(coupling @ leading[-len(coupling) :], axis=0)
-        if (residuals <= _residual_tolerances(values)).all():
+        residuals = np.linalg.norm(coupling @ leading[-width:], axis=0)
+        if (residuals <= _choose_tolerances(values, residuals, noise)).all():
             return LeadingSpectrum(
                 values, fix_signs(basis @ leading), residuals, negative, n_products
             )
         if is_full:
-            restart_columns = slice(-len(coupling) - n_leading, None)
-            basis, inner = basis @ turns[:, restart_columns], np.diag(ritz[restart_columns])
+            kept = slice(-width - n_leading, None)
+            memory[:, : width + n_leading] = basis @ turns[:, kept]
+            inner = np.diag(ritz[kept])
     raise FitError(
         f"The eigenvectors did not converge within {_MAX_PRODUCTS} products; residuals are up to "
         f"{residuals.max():.1e}. Leave out features, or fit fewer components."
     )
 
 
-def _residual_tolerances(values: Array) -> Array:
+def _choose_tolerances(values: Array, residuals: Array, noise: Array | None) -> Array:
     sizes = np.abs(values)
     allowed: Array = _TOLERANCE * np.maximum(sizes, _SMALL_EIGENVALUE_SHARE * sizes.max())
+    if noise is not None and (is_noise := (values + residuals)[: len(noise)] <= noise).any():
+        first = is_noise.argmax()
+        allowed[first:] = _NOISE_TOLERANCE * sizes[first:]
     return allowed
 
 

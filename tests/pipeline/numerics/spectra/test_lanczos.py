@@ -51,6 +51,19 @@ def test_residuals_are_those_of_the_vectors() -> None:
     assert (found.residuals <= 1e-8 * found.values).all()
 
 
+def test_eigenvalues_below_those_of_noise_take_fewer_products() -> None:
+    """Only the leading run above noise has accurate vectors."""
+    matrix = correlated(N, 6, 4000)
+    exact, noise = spectrum(matrix, 20), np.full(15, 2.0)
+    rng = np.random.default_rng(0)
+    found = compute_leading_spectrum(lambda block: matrix @ block, N, 20, rng, noise)
+
+    assert found.n_products < exact.n_products
+    assert (found.residuals[:6] <= 1e-8 * found.values[:6]).all()
+    assert 1e-8 < (found.residuals[6:] / found.values[6:]).max() <= 1e-3
+    np.testing.assert_allclose(found.values, exact.values, rtol=1e-5)
+
+
 def test_it_begins_again_where_the_basis_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     matrix = correlated(N, 6, 4000)
     whole = spectrum(matrix, 8)
