@@ -24,7 +24,7 @@ from flows.fitting.job import FitJob, FitPlan
 from flows.fitting.provenance import is_of_leading_rows
 from flows.running.environment import is_server_configured
 from flows.running.flow import StageRunner, run_stages
-from flows.running.resources import check_memory
+from flows.running.resources import check_memory, release_free_memory
 from flows.running.row_results import write_row_ranges
 from pipeline.data.features import list_features, list_plane_names
 from pipeline.errors import FitError
@@ -223,7 +223,8 @@ def _write_pair_results(job: FitJob, work: PairJob) -> RangeResults:
         make_arrays = partial(make_square_rows, replace(work, earlier=earlier))
     sealed = write_row_ranges(make_arrays, arrays, n_per_chunk, size, results, job.executor, report)
     seal_codes(*sealed, {})
-    clear_chunk_cache()  # of rows: the results may need its memory, and are read more often
+    clear_chunk_cache()  # of rows; the results need its memory
+    release_free_memory()
     codes = open_codes(results.codes_folder.resolve(), "Fit again.")  # for workers elsewhere
     read = StripReader(codes, job.row_memory) if is_strips else codes.read_chunk
     return RangeResults(codes.n_chunks, read)
@@ -292,7 +293,7 @@ def _read_strip(codes: Codes, key: int, names: Sequence[str]) -> dict[str, NDArr
 class StripReader:
     """Reads strips of feature pairs without the zeros before the diagonal.
 
-    Every process keeps up to `memory` bytes of strips.
+    Every process keeps up to `memory` bytes of correlations, of which each product reads all.
     """
 
     codes: Codes
@@ -305,6 +306,8 @@ class StripReader:
         }
 
     def _load_strip(self, name: str, key: int) -> NDArray[Any]:
+        if name != "correlation":
+            return self._read_strip(name, key)
         array = (str(self.codes.path), self.codes.manifest["manifest_digest"], name)
         return get_or_read_chunk(array, key, self.memory, partial(self._read_strip, name, key))
 
