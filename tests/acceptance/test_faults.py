@@ -91,7 +91,9 @@ def _marks(cell: tuple[str, str, str]) -> Sequence[pytest.MarkDecorator]:
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     X, _ = draw_probit_rows(N_CHUNKS * 64, N_FEATURES, 2, seed=7)
-    return write_arrays(tmp_path_factory.mktemp("faults") / "d.zarr", X, words_per_chunk=1).path
+    segments = np.repeat([*"ab"] * (N_CHUNKS // 2), 64).tolist()  # else, ones are not counted again
+    path = tmp_path_factory.mktemp("faults") / "d.zarr"
+    return write_arrays(path, X, segments=segments, words_per_chunk=1).path
 
 
 @dataclass
