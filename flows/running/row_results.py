@@ -13,8 +13,9 @@ from pipeline.passes.row_ranges import (
     ArrayDescriptions,
     Arrays,
     RowRange,
+    group_ranges,
     split_into_ranges,
-    write_range,
+    write_ranges,
 )
 from storage.codes.codes import CodeArraySpec, CodesWriter, ResumableResults, create_codes
 
@@ -57,9 +58,10 @@ def write_row_ranges(
     ]
     checksums: list[list[int]] = []
     report(0, len(ranges), 0)
-    with closing(executor.map(partial(write_range, make_arrays, writer), ranges)) as written_ranges:
-        for range_checksums in written_ranges:
-            checksums.append(range_checksums)
+    write = partial(write_ranges, make_arrays, writer)
+    with closing(executor.map(write, group_ranges(ranges))) as written_groups:
+        for group_checksums in written_groups:
+            checksums += group_checksums
             if len(checksums) > len(finished):
                 results.record_finished(checksums)
             report(len(checksums), len(ranges), ranges[len(checksums) - 1].stop)

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -29,7 +30,7 @@ from pipeline.executors.base import Executor
 ROW = "row"
 """Name of the array of original rows."""
 _TARGET_RANGES, _MIN_ROWS, _MAX_ROWS = 64, 1 << 12, 1 << 17
-_RANGE_BYTES = 16 << 20
+_RANGE_BYTES, _TARGET_GROUPS = 16 << 20, 128
 
 Arrays = Mapping[str, NDArray[Any]]
 ArrayDescriptions = Mapping[str, tuple[tuple[str, ...], tuple[int, ...], str]]
@@ -79,6 +80,27 @@ def write_range(
     if row_range.checksums is not None and store.has_range(row_range.key, row_range.checksums):
         return list(row_range.checksums)
     return store(row_range.key, compute(row_range))
+
+
+def write_ranges(
+    compute: Callable[[RowRange], Arrays], store: RangeStore, row_ranges: Sequence[RowRange]
+) -> list[list[int]]:
+    """Compute and store neighbouring ranges; return the checksums of each."""
+    return [write_range(compute, store, row_range) for row_range in row_ranges]
+
+
+def group_ranges(row_ranges: Sequence[RowRange]) -> list[list[RowRange]]:
+    """Group neighbouring ranges that begin in the same chunk, so that a worker reads it once.
+
+    Groups are smaller if there would be too few of them for many workers.
+    """
+    size = max(1, len(row_ranges) // _TARGET_GROUPS)
+    return [
+        own[first : first + size]
+        for _, group in groupby(row_ranges, lambda row_range: row_range.chunks[:1])
+        for own in [[*group]]
+        for first in range(0, len(own), size)
+    ]
 
 
 def choose_rows_per_range(arrays: ArrayDescriptions, n_rows: int) -> int:

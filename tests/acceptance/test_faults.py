@@ -47,7 +47,7 @@ SWEEPS = {
     PASS: ("reduce_pieces", 2, 12),
     FIT: ("reduce_pieces", 4, 12),
 }
-SWEEPS[TRANSFORM] = ("write_range", 1, 1)
+SWEEPS[TRANSFORM] = ("write_ranges", 1, 1)
 ON_CLUSTER = [(FIRST, PCA), (PASS, PCA), (TRANSFORM, PCA)]
 ON_CLUSTER += [(FIRST, TRAIT), (PASS, TRAIT), (FIT, TRAIT), (TRANSFORM, TRAIT)]
 CELLS = {

@@ -17,7 +17,7 @@ from pipeline.executors.cancellation import Cancelled, run_cancellable
 from pipeline.inference.transform import TransformTask, describe_codes
 from pipeline.models.clipped_pca import ClippedPCA
 from pipeline.params import get_named_arrays
-from pipeline.passes.row_ranges import split_into_ranges
+from pipeline.passes.row_ranges import group_ranges, split_into_ranges
 from pipeline.random import RowRandom
 from tests.support.strategies import DenseData, make_memory_rows
 
@@ -31,6 +31,16 @@ def test_runs_hold_every_row_once(n_rows: list[int], size: int) -> None:
         expected = [(k, sum(n_rows[:k])) for k in np.unique(owner[run.start : run.stop]).tolist()]
         assert list(run.chunks) == expected
     assert [run.stop for run in runs] == [*range(size, sum(n_rows), size), sum(n_rows)][: len(runs)]
+
+
+@pytest.mark.parametrize(("n_rows", "size"), [([500] * 3, 1), ([1000, 7, 0, 993], 3), ([5], 9)])
+def test_groups_of_runs_begin_in_one_chunk(n_rows: list[int], size: int) -> None:
+    runs = split_into_ranges(n_rows, size)
+    groups = group_ranges(runs)
+    assert [run for group in groups for run in group] == runs
+    assert all(len({run.chunks[0] for run in group}) == 1 for group in groups)
+    assert len(groups) >= min(len(runs), 128)
+    assert len(groups) < 300
 
 
 @dataclass(frozen=True)
