@@ -41,7 +41,9 @@ SHARE, MIN_SAMPLE = 0.01, 20_000
 """Share of the rows in the sample, and its least number of rows."""
 LEAST_COUNT = 10
 """Rows of the sample, or their weight, at each level of a feature; or all rows with it if fewer."""
-_GROWTH, _MAX_SHARE = 4.0, 0.25
+_GROWTH, _MAX_SHARE = 2.5, 0.25
+_MAX_SAMPLE, _MAX_VALUES = 1_000_000, 500_000_000
+"""Rows and values beyond which a sample does not grow with the rows."""
 
 
 @dataclass(frozen=True)
@@ -107,15 +109,20 @@ def draw_sample(
 
     None if there are few rows, or no sample has all levels.
     """
-    n_rows = sum(rows.rows_per_chunk)
-    share = max(SHARE, max(MIN_SAMPLE, n_needed) / max(n_rows, 1))
-    while n_rows >= MIN_ROWS and share <= _MAX_SHARE:
-        draw = partial(_draw_rows, share, RowRandom(seed))
+    n_rows, growth = sum(rows.rows_per_chunk), 1.0
+    most = max(MIN_SAMPLE, min(_MAX_SAMPLE, _MAX_VALUES // max(rows.n_features, 1)))
+    while n_rows >= MIN_ROWS:
+        size = growth * max(min(SHARE * n_rows, most), MIN_SAMPLE, n_needed)
+        if size > min(_MAX_SHARE * n_rows, _GROWTH**2 * max(most, n_needed)):
+            break
+        draw = partial(_draw_rows, size / n_rows, RowRandom(seed))
         sample = collect_statistics(draw, rows, executor, BlockSample.label, progress=progress)
+        is_of_all = sample.n_rows > n_rows / 2  # or of a split, which is smaller
         n_rows = sample.n_rows
-        if not sample.lacks_levels(model.structure.features, bool(model.structure.groups)):
+        has_groups = bool(model.structure.groups)
+        if is_of_all and not sample.lacks_levels(model.structure.features, has_groups):
             return sample
-        share *= _GROWTH
+        growth *= _GROWTH if is_of_all else 1.0
     return None
 
 

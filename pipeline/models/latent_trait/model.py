@@ -1397,6 +1397,8 @@ class LatentTrait(Model):
         is_exact = self._blocks is not None or (q and self._last_estimator(q) == "quadrature")
         if not is_exact or is_searching or "max_covariate" in state.working:
             return 0
+        if is_variational(state.working):
+            state = self._choose_nodes(state, _STRETCH)
         design = self._get_design(state.auxiliary["group_level_counts"], state.params)
         n_rows = _SAMPLE_ROWS_PER_PARAMETER * design.n_parameters
         is_affordable = n_rows <= _MAX_INFORMATION_PASSES * self._count_affordable_rows(state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -184,3 +185,10 @@ def test_a_small_group_is_in_the_sample_or_there_is_none() -> None:
 def test_other_fits_read_all_rows_from_the_beginning(settings: dict[str, Any]) -> None:
     data = draw_rows(n_rows=1500)
     assert "sample_rows" not in fit(data, LatentTrait(**settings, max_iter=3)).diagnostics
+
+
+def test_the_sample_of_a_small_split_has_enough_rows() -> None:
+    data = draw_rows(n_rows=3 * N_ROWS)
+    keep = np.arange(len(data.X)) % 3 == 0
+    state = fit(replace(data, keep=keep), LatentTrait(n_components=1))
+    assert 1500 < state.diagnostics["sample_rows"] < 2500
