@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -125,6 +126,7 @@ class NameIndex:
                 self._partitions = self._make_partitions()
                 for batch in batches:
                     self._partitions.add(batch.cast(schema))
+                batches.delete()
         return rows.cast(schema)
 
     def _number_waiting(self) -> list[Numbers]:
@@ -168,6 +170,12 @@ class _PartitionedBatches:
             batch = self._open().get_batch(k)
             yield batch.select(self._schema.names).take(batch.column(_PLACES))
 
+    def delete(self) -> None:
+        """Delete the files, because the disk is needed for the matrix."""
+        for path in (self._path, self._folder / "numbers"):
+            with suppress(OSError):  # Windows does not delete files that are mapped
+                path.unlink()
+
     def _close(self) -> None:
         with translate_full_disk(self._folder):
             self._writer.close()
@@ -205,6 +213,7 @@ class _PartitionedBatches:
             yield numbers
         with translate_full_disk(self._folder):
             writer.close()
+        self.delete()
 
     def _number_partitions(self, sizes: Ints, first_batch: int) -> tuple[ArrayFile, list[int]]:
         """Number the rows within each partition, by partition and batch; count the distinct ones.

@@ -1,10 +1,11 @@
 """Ingest of a long table against pyarrow's read of the same file.
 
-python -m tests.benchmarks long_ingest [csv|parquet] [MILLIONS_OF_LINES]
+python -m tests.benchmarks long_ingest [csv|parquet|integers] [MILLIONS_OF_LINES [LINES_PER_ROW]]
 
 Prints the shortest wall and CPU seconds, ratios to pyarrow and the peak memory of ingest. pyarrow
 reads a Parquet file twice: with its default text columns, and as dictionary codes without decoding
-texts, which is the lower bound. Default: 10 million lines of CSV.
+texts, which is the lower bound. `integers` is Parquet whose rows are named by integers. Default: 10
+million lines of CSV, 100 per row.
 """
 
 from __future__ import annotations
@@ -35,17 +36,19 @@ READERS = {"csv": pa.csv.read_csv, "parquet": pa.parquet.read_table}
 NAMES = ["voter", "item"]
 
 
-def write(path: Path, n_lines: int) -> None:
-    """Write votes of n_lines / 100 voters on 100 items, shuffled within tenths of the file."""
-    rng, n_rows = np.random.default_rng(0), n_lines // N_FEATURES
+def write(path: Path, n_lines: int, row_lines: int, name_type: pa.DataType) -> None:
+    """Write votes on 100 items, `row_lines` by each voter, shuffled within tenths of the file."""
+    rng, n_rows = np.random.default_rng(0), n_lines // row_lines
     step = max(1, n_rows // 10)
-    schema = pa.schema([("voter", pa.string()), ("item", pa.string()), ("vote", pa.int8())])
+    schema = pa.schema([("voter", name_type), ("item", pa.string()), ("vote", pa.int8())])
     with WRITERS[path.suffix[1:]](path, schema) as writer:
         for first in range(0, n_rows, step):
-            cells = rng.permutation(min(step, n_rows - first) * N_FEATURES)
-            voters = pa.array(first + cells // N_FEATURES).cast(pa.string())
-            items = pa.array([f"q{k}" for k in range(N_FEATURES)]).take(cells % N_FEATURES)
-            votes = pa.array(rng.integers(0, 2, len(cells), dtype=np.int8))
+            lines = rng.permutation(min(step, n_rows - first) * row_lines)
+            numbers = first + lines // row_lines
+            voters = pa.array(numbers).cast(name_type)
+            own_items = (numbers + lines % row_lines) % N_FEATURES
+            items = pa.array([f"q{k}" for k in range(N_FEATURES)]).take(own_items)
+            votes = pa.array(rng.integers(0, 2, len(lines), dtype=np.int8))
             writer.write_table(pa.table([voters, items, votes], schema))
 
 
@@ -66,11 +69,13 @@ def measure(action: Callable[[], object]) -> Times:
     return Times(*map(min, zip(*runs, strict=True)))
 
 
-def main(kind: str = "csv", millions: int = 10) -> None:
+def main(kind: str = "csv", millions: int = 10, row_lines: int = N_FEATURES) -> None:
     """Print times, ratios and the peak memory of ingest."""
+    name_type = pa.int64() if kind == "integers" else pa.string()
+    kind = "parquet" if kind == "integers" else kind
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"votes.{kind}"
-        write(path, millions * 1_000_000)
+        write(path, millions * 1_000_000, row_lines, name_type)
         folders = (Path(folder) / f"{k}.zarr" for k in range(REPEATS))
         ingest_times = measure(lambda: ingest_sources([str(path)], next(folders), ROLES))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
@@ -79,8 +84,8 @@ def main(kind: str = "csv", millions: int = 10) -> None:
             read = partial(pa.parquet.read_table, path, read_dictionary=NAMES)
             readers["pyarrow, dictionary codes"] = measure(read)
     print(
-        f"{millions} million lines of {kind}; ingest: peak memory {peak:.2f} GB, "
-        f"{millions / ingest_times.wall:.1f} million lines/s"
+        f"{millions} million lines of {kind}, {row_lines} per row; ingest: peak memory "
+        f"{peak:.2f} GB, {millions / ingest_times.wall:.1f} million lines/s"
     )
     table = Table("method:<26", "wall s:8.2f", "CPU s:8.2f", "wall ratio:.1f", "CPU ratio:.1f")
     for name, times in {"ingest": ingest_times, **readers}.items():
