@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +22,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flows.data.columns import ColumnRoles
-from flows.data.ingest import AppendRules, open_new_sources, open_sources, write_rows
+from flows.data.ingest import (
+    AppendRules,
+    ingest_sources,
+    open_new_sources,
+    open_sources,
+    write_rows,
+)
 from flows.fitting import checkpoints
 from pipeline.executors.progress import ignore_progress
 from storage import load_artifact, open_dataset
@@ -28,6 +36,7 @@ from storage.dataset import levels, writer
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
 from storage.format.manifests import write_manifest
+from storage.sources import name_index
 from storage.stores.locations import AnyPath, parse_path
 from storage.stores.object_path import parse_object_url
 from tests.storage.conftest import files_of
@@ -461,3 +470,40 @@ def test_a_killed_night_is_repeated(small_chunks, tmp_path, monkeypatch, night, 
     files, expected_files = files_of(Path("d.zarr")), files_of(Path("copy.zarr"))
     assert files.keys() == expected_files.keys()
     assert files == expected_files
+
+
+KILLED_WHILE_NUMBERED = """
+import os, signal, sys
+from pathlib import Path
+from flows.data.columns import ColumnRoles
+from flows.data.ingest import ingest_sources
+from storage.sources import name_index
+
+def kill(*arguments):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+name_index._MAX_MEMORY = name_index._MIN_WAITING_ROWS = 0
+name_index._PartitionedBatches._number_partitions = kill
+ingest_sources(["a.csv", "b.csv"], Path("d.zarr"), ColumnRoles(long=sys.argv[1]))
+"""
+
+
+def test_a_first_ingest_that_is_killed_leaves_nothing(tmp_path, monkeypatch):
+    """Nor do its bytes depend on the memory for names."""
+    monkeypatch.chdir(tmp_path)
+    Path("temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    nights = {"a.csv": draw_lines(0, 300, "xy", 1), "b.csv": draw_lines(200, 300, "zw", 2)}
+    files = [write_lines(Path(name), night) for name, night in nights.items()]
+    arguments = [sys.executable, "-c", KILLED_WHILE_NUMBERED, LONG]
+    assert subprocess.run(arguments, timeout=600).returncode == -9
+    assert not Path("d.zarr").exists()
+    assert len([*Path("temporary").iterdir()]) == 2  # a folder and its lock
+    ingest_sources(files, parse_path("expected.zarr"), ColumnRoles(long=LONG))
+    monkeypatch.setattr(name_index, "_MAX_MEMORY", 0)
+    monkeypatch.setattr(name_index, "_MIN_WAITING_ROWS", 0)
+    ingest_sources(files, parse_path("d.zarr"), ColumnRoles(long=LONG))
+    gc.collect()
+    assert not [*Path("temporary").iterdir()]
+    assert files_of(Path("d.zarr")) == files_of(Path("expected.zarr"))
