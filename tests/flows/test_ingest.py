@@ -12,6 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from flows.data.columns import ColumnRoles
+from flows.data.ingest import ingest_sources
 from storage import open_dataset
 from storage.errors import DataError
 from tests.support.data import find_shared_data
@@ -249,3 +251,21 @@ def test_examples_and_files_keep_the_order_given(cli):
     got, _ = dense(open_dataset("d.zarr"))
     assert len(got) == 80
     np.testing.assert_array_equal(got[:50], X)
+
+
+@pytest.mark.parametrize("segment_by", [None, "kind"])
+def test_parquet_files_of_any_row_groups_make_the_dataset_of_one_file(tmp_path, segment_by):
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(rng.random((3001, 9)) < 0.4).astype("boolean").add_prefix("f")
+    table = table.mask(rng.random(table.shape) < 0.1).assign(f9=rng.integers(0, 2, 3001))
+    table["kind"] = rng.choice(["a", "b"], 3001)
+    table.to_parquet(tmp_path / "all.parquet")
+    parts = np.split(np.arange(3001), [7, 64, 65, 1300])
+    for k, (rows, size) in enumerate(zip(parts, [1, 13, 100, 64, 999], strict=True)):
+        table.iloc[rows].to_parquet(tmp_path / f"part {k}.parquet", row_group_size=size)
+    roles = ColumnRoles(segment_by=segment_by, drop=() if segment_by else ("kind",))
+    one, several = (
+        ingest_sources([str(tmp_path / pattern)], tmp_path / f"{pattern[0]}.zarr", roles)
+        for pattern in ("all.parquet", "part*.parquet")
+    )
+    assert one.digest == several.digest
