@@ -58,9 +58,10 @@ def _open_dask_executor(cluster: ClusterSettings) -> Iterator[DaskExecutor]:
         with (
             _hide_main_module(),
             _start_local_cluster(cluster) as local,
-            _make_client(local) as client,
+            _make_client(local, direct_to_workers=True) as client,
         ):
-            yield DaskExecutor(client, partial(_make_client, local), cluster.worker_timeout)
+            connect = partial(_make_client, local, direct_to_workers=True)
+            yield DaskExecutor(client, connect, cluster.worker_timeout)
         return
     client = _connect_and_check(cluster)
     executor = DaskExecutor(client, partial(_reconnect, cluster), cluster.worker_timeout)
