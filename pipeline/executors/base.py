@@ -22,7 +22,7 @@ from pipeline.executors.cancellation import check_cancelled, current_check, run_
 T = TypeVar("T")
 R = TypeVar("R")
 F = TypeVar("F")
-_TASKS_PER_THREAD = 8
+_TASKS_PER_THREAD, _SPANS_AHEAD = 8, 32
 MapFunction = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
 """A map for central work: `Executor.map` or `map`."""
 
@@ -32,6 +32,10 @@ class Node(NamedTuple, Generic[R]):
 
     height: int
     value: R
+
+
+def _ignore_following(items: Sequence[Any], following: Sequence[Any]) -> Sequence[Any]:
+    return items
 
 
 class Tree(NamedTuple, Generic[T, R, F]):
@@ -47,12 +51,15 @@ class Tree(NamedTuple, Generic[T, R, F]):
         Takes the fewest nodes that hold the results of all items, and returns the tree's result.
     is_open
         Whether the last item remains a node of its own, of height −1.
+    look_ahead
+        Adds to the items of a span what it should know of the items that follow in its process.
     """
 
     items: Sequence[T]
     nodes: Sequence[Node[R]]
     finish: Callable[[list[Node[R]]], F]
     is_open: bool = False
+    look_ahead: Callable[[Sequence[T], Sequence[T]], Sequence[T]] = _ignore_following
 
     def list_spans(self, max_height: int) -> list[Node[Sequence[T]]]:
         """Cut the items into spans that are whole nodes of the tree, the largest that exist."""
@@ -66,6 +73,13 @@ class Tree(NamedTuple, Generic[T, R, F]):
             spans.append(Node(height, self.items[start : start + (1 << height)]))
             position += 1 << height
         return [*spans, Node(-1, self.items[-1:])] if self.is_open else spans
+
+
+def look_ahead(
+    tree: Tree[T, R, F], items: Sequence[T], following: Sequence[Sequence[T]]
+) -> Sequence[T]:
+    """Tell a span of some of the spans that follow in the same process."""
+    return tree.look_ahead(items, [item for span in following[:_SPANS_AHEAD] for item in span])
 
 
 def push_node(nodes: list[Node[R]], node: Node[R], merge: Callable[[R, R], R]) -> None:
@@ -142,7 +156,12 @@ class LocalExecutor(ABC):
         n_items = sum(len(tree.items) for tree in trees)
         height = choose_span_height(n_items, self.n_threads, max_items)
         spans = [tree.list_spans(height) for tree in trees]
-        with closing(self.map(function, [span.value for own in spans for span in own])) as values:
+        arguments = [
+            look_ahead(tree, span.value, [following.value for following in own[k + 1 :]])
+            for tree, own in zip(trees, spans, strict=True)
+            for k, span in enumerate(own)
+        ]
+        with closing(self.map(function, arguments)) as values:
             for tree, own in zip(trees, spans, strict=True):
                 nodes = list(tree.nodes)
                 for (span_height, items), value in zip(own, values, strict=False):

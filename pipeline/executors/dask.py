@@ -28,6 +28,7 @@ from pipeline.executors.base import (
     choose_span_height,
     iter_results_in_order,
     limit_blas_threads,
+    look_ahead,
     push_node,
 )
 from pipeline.executors.cancellation import check_cancelled, run_cancellable
@@ -344,6 +345,8 @@ def _plan_tasks(
             thread = k * n_threads // len(own)
             span.key, span.workers = f"{name}-{len(spans) + k:06d}", addresses[thread:][:1]
             span.turn = k - -(-thread * len(own) // n_threads)
+            of_thread = own[k + 1 : -(-(thread + 1) * len(own) // n_threads)]
+            span.argument = look_ahead(tree, span.argument, [later.argument for later in of_thread])
         spans += sorted(own, key=lambda span: span.turn)
     return spans, merges
 

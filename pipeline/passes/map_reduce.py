@@ -30,7 +30,7 @@ from pipeline.data.blocks import (
     iter_chunks,
 )
 from pipeline.errors import FitError
-from pipeline.executors.base import Executor, LocalExecutor, Node, Tree, push_node
+from pipeline.executors.base import Executor, Node, Tree, push_node
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.executors.progress import Progress, ignore_progress
 from pipeline.passes.task_sizes import (
@@ -44,7 +44,7 @@ from pipeline.passes.task_sizes import (
 )
 from pipeline.statistics.sums import Statistics
 
-_N_LATER = 64
+_N_LATER = 32
 """Chunks that tasks know in advance; threads read a few of them ahead, each other ones."""
 TASK_MEMORY = 256 << 20
 """Bytes of statistics that one task may hold; wider data are counted in tiles of features."""
@@ -190,8 +190,6 @@ def collect_groups(
         Estimate of the work, by which chunks are cut into pieces. Without work, a piece is a chunk.
     """
     trees = [_make_tree(tile, rows, kept, work) for tile in tiles]
-    if isinstance(executor, LocalExecutor):  # elsewhere, the next task may be another worker's
-        trees = [tree._replace(items=_list_later_chunks(tree.items)) for tree in trees]
     sum_pieces = partial(reduce_pieces, fold, rows.read)
     merge: Callable[[S | None, S | None], S | None] = _merge_pair
     report = _make_report([p for tree in trees for p in tree.items], rows, label, progress)
@@ -221,7 +219,7 @@ def _make_tree(
     # Chunks that are appended later may belong to the last piece, so it is not kept.
     is_open = bool(pieces) and rows.n_chunks % n_chunks > 0 and work.nanoseconds == 0
     finish = partial(_finish_sum, partial(kept.save, tile), n_chunks)
-    return Tree(pieces, stored.nodes, finish, is_open)
+    return Tree(pieces, stored.nodes, finish, is_open, _look_ahead)
 
 
 def _finish_sum(
@@ -257,6 +255,12 @@ def reduce_pieces(
 ) -> S | None:
     """Sum neighbouring pieces that are a node of the tree; None if they have no rows."""
     return _merge_in_tree(reduce_group(fold, read, piece) for piece in _list_later_chunks(pieces))
+
+
+def _look_ahead(pieces: Sequence[Piece], following: Sequence[Piece]) -> list[Piece]:
+    """Tell the last of the pieces what following ones read."""
+    later = tuple(dict.fromkeys(key for piece in following for key in piece.keys))[:_N_LATER]
+    return [*pieces[:-1], pieces[-1]._replace(later=later)]
 
 
 def _list_later_chunks(pieces: Sequence[Piece]) -> list[Piece]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from threading import Lock, Thread, current_thread
 from typing import Any, Protocol, TypeVar
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -230,8 +230,10 @@ _in_use: WeakValueDictionary[CacheKey, HasNbytes] = WeakValueDictionary()
 _cache: dict[CacheKey, HasNbytes] = {}
 _latest: list[HasNbytes] = []
 """The chunk read last, as the next task often works on another part of it."""
-_ahead: WeakKeyDictionary[Thread, dict[CacheKey, Future[HasNbytes]]] = WeakKeyDictionary()
-"""Chunks that are being read for each thread before it asks for them."""
+_ahead: dict[CacheKey, Future[HasNbytes]] = {}
+"""Chunks that are being read before a thread asks for them, the oldest first."""
+_readers: WeakSet[Thread] = WeakSet()
+"""The threads that read ahead."""
 _lock = Lock()
 _read_locks = [Lock() for _ in range(64)]
 """Let threads that need the same chunk at the same time read it once."""
@@ -260,40 +262,37 @@ def get_or_read_chunk(rows: Hashable, key: int, memory: int, read: Callable[[], 
             return known  # type: ignore[return-value]
         chunk: S = _wait_for_chunk_ahead((rows, key)) or read()  # type: ignore[assignment]
         with _lock:
-            for own in _ahead.values():
-                own.pop((rows, key), None)
+            _ahead.pop((rows, key), None)
             _in_use[rows, key], _latest[:] = chunk, [chunk]
             if _evict_other_chunks(rows, memory - chunk.nbytes):
                 _cache[rows, key] = chunk
     return chunk
 
 
-def read_chunks_ahead(rows: Hashable, keys: Sequence[int], read: Callable[[int], S]) -> None:
+def read_chunks_ahead(
+    rows: Hashable, keys: Sequence[int], n_per_thread: int, read: Callable[[int], S]
+) -> None:
     """Start to read the chunks that the calling thread will ask for, in helper threads.
 
-    It gives up those that it asked for before but are not among them, and shares those that other
-    threads have started.
+    Threads share what they read ahead. If it is more than `n_per_thread` chunks for each of them,
+    the oldest that the calling thread does not need are given up.
     """
+    places = dict.fromkeys((rows, key) for key in keys)
     with _lock:
-        earlier = _ahead.pop(current_thread(), {})
-        others = {place for own in _ahead.values() for place in own}
-        own = {}
-        for place in dict.fromkeys((rows, key) for key in keys):
-            if place in earlier:
-                own[place] = earlier.pop(place)
-            elif place not in _in_use and place not in others:
-                own[place] = _start_helpers().submit(read, place[1])
-        for future in earlier.values():
-            future.cancel()
-        _ahead[current_thread()] = own
+        _readers.add(current_thread())
+        for place in places:
+            if place not in _ahead and place not in _in_use:
+                _ahead[place] = _start_helpers().submit(read, place[1])
+        n_given_up = max(0, len(_ahead) - n_per_thread * len(_readers))
+        for place in [place for place in _ahead if place not in places][:n_given_up]:
+            _ahead.pop(place).cancel()
 
 
 def _wait_for_chunk_ahead(place: CacheKey) -> HasNbytes | None:
     """Return a chunk that is being read, once it is there; None if there is none, or it failed."""
-    with _lock:
-        found = [own[place] for own in _ahead.values() if place in own]
+    future = _ahead.get(place)
     try:
-        return found[0].result() if found else None
+        return None if future is None else future.result()
     except Exception:  # by then, a store that refused many requests at a time may answer
         return None
 

@@ -932,7 +932,8 @@ class ChunkReader:
         n_ahead = min(n_ahead, self.ahead // max(1, dataset.chunk_bytes))
         if n_ahead:
             readable = (key for key in keys if key not in self.skipped)
-            read_chunks_ahead(self._rows, [*islice(readable, 1 + n_ahead)], self._read)
+            n_chunks = 1 + n_ahead
+            read_chunks_ahead(self._rows, [*islice(readable, n_chunks)], n_chunks, self._read)
 
     def count_ones(self) -> tuple[int, Ints] | None:
         """Return the numbers of rows and of ones per plane, (n_planes,), without reading chunks.
