@@ -281,25 +281,21 @@ def _merge_ends(cells: Array, m: int) -> Array:
 
 def _merge_single_rows(cells: Array) -> Array:
     """Merge scores of a single row with the next, and the last with the one before."""
-    kept: list[Array] = []
-    carried = np.zeros_like(cells[:, 0])
-    for own in np.moveaxis(cells, 1, 0):
-        total = own + carried
-        is_single = total[0].sum() == 1
-        carried = total if is_single else np.zeros_like(total)
+    starts, is_single = [], False
+    for k, n_rows in enumerate(cells[0].sum(axis=1).tolist()):
         if not is_single:
-            kept.append(total)
-    if not kept:
-        return carried[:, None]
-    kept[-1] = kept[-1] + carried
-    return np.stack(kept, axis=1)
+            starts.append(k)
+        is_single = n_rows == 1 and not is_single
+    if is_single and len(starts) > 1:
+        starts.pop()
+    return np.asarray(np.add.reduceat(cells, starts, axis=1))
 
 
 def _merge_levels(cells: Array) -> Array:
     """Merge levels at a score; the cells left come first, (2, n_levels)."""
     observed, expected = cells.tolist()
     while len(expected) > 2:
-        rarest = max(k for k, e in enumerate(expected) if e == min(expected))
+        rarest = len(expected) - 1 - expected[::-1].index(min(expected))
         into = _choose_neighbour(expected, rarest)
         for values in (observed, expected):
             values[into] += values[rarest]

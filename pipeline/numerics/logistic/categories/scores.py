@@ -519,7 +519,7 @@ def sum_scores(
     moments = posterior.mean, posterior.covariance
     rows = _Rows(X, observed, *moments, weights, clusters, regression)
     n_clusters = 0 if clusters is None else int(clusters.max(initial=-1)) + 1
-    has_products |= not _is_plain(items)  # others may need them for covariances
+    has_products |= nodes is not None and _has_pairs(items, regression)  # for covariances
     totals = _Totals(jacobian, n_clusters, has_sampling_weights, has_products)
     places = [place_forms(alike.planes, q + 1) for alike in iter_alike(items.n_planes)]
     blocks = [np.zeros((len(own), own.shape[1], own.shape[1])) for own in places]
@@ -549,6 +549,14 @@ def sum_scores(
             total += own
     curvature: Any = _sum_row_curvature(rows, items, points, counts)
     return totals.finish(curvature + join_blocks(blocks, places, jacobian.shape[0]))
+
+
+def _has_pairs(items: LevelItems, regression: RowRegression | None) -> bool:
+    """Return whether covariances of rows on nodes are sums over pairs of levels."""
+    if _is_plain(items) or items.asymptotes is not None:
+        return not _is_plain(items)
+    is_linear = items.gaussians is None and regression is None  # in the indicators of levels
+    return is_linear and int(count_item_levels(items.n_planes).sum()) <= _MAX_NODE_LEVELS
 
 
 def _is_plain(items: LevelItems) -> bool:
@@ -835,15 +843,13 @@ def _sum_level_nodes(rows: _Rows, items: LevelItems, nodes: Nodes, totals: _Tota
     has_asymptotes = items.asymptotes is not None
     has_only_ones, dtype = has_asymptotes and rows.observed is None, "d" if has_asymptotes else "f"
     parts, regression = _split_jacobian(totals.jacobian, items), rows.regression
-    table = _tabulate_scores(items, nodes, parts.planes, has_only_ones)
-    n_levels, size = int(count_item_levels(items.n_planes).sum()), table.shape[1]
-    is_linear = items.gaussians is None and regression is None  # in the indicators of levels
-    has_pairs = has_asymptotes or (is_linear and n_levels <= _MAX_NODE_LEVELS)
-    counts = np.zeros((n_levels, len(nodes.points)))
-    places = (table.parameters, np.arange(len(table.levels)))
-    by_place = scipy.sparse.csr_array(
-        (np.ones(len(table.levels)), places), shape=(size, len(table.levels))
-    )
+    has_pairs, has_scores = _has_pairs(items, regression), totals.products.size > 0
+    counts = np.zeros((int(count_item_levels(items.n_planes).sum()), len(nodes.points)))
+    if has_scores:
+        table = _tabulate_scores(items, nodes, parts.planes, has_only_ones)
+        n_entries = len(table.levels)
+        ones = (np.ones(n_entries), (table.parameters, np.arange(n_entries)))
+        by_place = scipy.sparse.csr_array(ones, shape=(table.shape[1], n_entries))
     means = None if regression is None else regression.means
     rule = _choose_rule(items, nodes.points.shape[1])
     for part, shares in _iter_shares(rows.X, rows.observed, items, nodes, means):
@@ -851,9 +857,10 @@ def _sum_level_nodes(rows: _Rows, items: LevelItems, nodes: Nodes, totals: _Tota
         own = rows.take(part)
         answers = split_answers(own.X, own.observed, items)
         levels = answers.levels[:, 1::2] if has_only_ones else answers.levels
-        by_entry = (shares @ table.values) * levels[:, table.levels]
-        scores = np.asarray((by_place @ by_entry.T).T) + shares @ table.base
-        totals.add_scores(own, scores + _score_numbers(own, answers, items, parts))
+        if has_scores:
+            by_entry = (shares @ table.values) * levels[:, table.levels]
+            scores = np.asarray((by_place @ by_entry.T).T) + shares @ table.base
+            totals.add_scores(own, scores + _score_numbers(own, answers, items, parts))
         shares = shares * own.weights[:, None]
         counts += answers.levels.T @ shares
         if has_pairs:
