@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 PAGE_TEXTS = 1 << 16
 """Number of texts on a full page."""
 _MAX_CODES = (1 << 31) - 1
-_MIN_SEARCHED_TEXTS = 1 << 20
+_SEARCHED_TEXTS = 1 << 21
 
 Codebook = defaultdict[str, int]
 """Codes of texts; looking up a new text adds it."""
@@ -157,20 +157,23 @@ class Levels:
     def find(self, texts: pyarrow.Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return all codes of these texts, and the place of each code's text among them.
 
-        So many pages are read at once that searching them takes longer than preparing the search.
+        So many texts are searched at once, in as many of the column, that this takes longer than
+        preparing the search, but little memory.
         """
         import pyarrow as pa
         import pyarrow.compute as pc
 
         codes, places = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        n_pages, n_before = 1 + max(len(texts), _MIN_SEARCHED_TEXTS) // PAGE_TEXTS, 0
-        for first in range(0, len(self.pages), n_pages):
-            pages = range(first, min(first + n_pages, len(self.pages)))
-            own = pa.concat_arrays([self.read_encoded_page(page) for page in pages])
-            found = pc.index_in(own, value_set=texts.cast(pa.binary()))
-            codes.append(n_before + np.flatnonzero(found.is_valid().to_numpy(zero_copy_only=False)))
-            places.append(found.drop_null().to_numpy().astype(np.int64))
-            n_before += len(own)
+        n_pages, starts = -(-_SEARCHED_TEXTS // PAGE_TEXTS), [0, *(end for end, _, _ in self.pages)]
+        for place in range(0, len(texts), _SEARCHED_TEXTS):
+            searched = texts.slice(place, _SEARCHED_TEXTS).cast(pa.binary())
+            for first in range(0, len(self.pages), n_pages):
+                pages = range(first, min(first + n_pages, len(self.pages)))
+                own = pa.concat_arrays([self.read_encoded_page(page) for page in pages])
+                found = pc.index_in(own, value_set=searched)
+                is_found = found.is_valid().to_numpy(zero_copy_only=False)
+                codes.append(starts[first] + np.flatnonzero(is_found))
+                places.append(place + found.drop_null().to_numpy().astype(np.int64))
         return np.concatenate(codes), np.concatenate(places)
 
     def parse_numbers(self, codes: NDArray[Any]) -> NDArray[np.float64]:

@@ -48,9 +48,8 @@ def find_rows(dataset: BinaryDataset, names: pyarrow.Table) -> Ints:
     kinds = {name: dataset.manifest["columns"].get(name, {}).get("kind") for name in columns}
     if not {*kinds.values()} <= {"category", "int", "nullable-int"}:
         return found
-    coded = {name: names.column(name).combine_chunks().dictionary_encode() for name in columns}
-    lookups = [_look_up_stored(dataset, name, coded[name].dictionary) for name in columns]
-    numbers, *others = (coded[name].indices.to_numpy().astype(np.int64) for name in columns)
+    distinct, (numbers, *others) = _number_names(names)
+    lookups = [_look_up_stored(dataset, *pair) for pair in zip(columns, distinct, strict=True)]
     pair_lookups = []
     for following in others:
         pairs, numbers = np.unique(numbers << 32 | following, return_inverse=True)
@@ -81,6 +80,16 @@ def find_rows(dataset: BinaryDataset, names: pyarrow.Table) -> Ints:
                 "again with {overwrite}."
             )
     return found
+
+
+def _number_names(names: pyarrow.Table) -> tuple[list[pyarrow.Array], list[Ints]]:
+    """Return the distinct names in each column, and the number of each row's name among them."""
+    columns = [column.combine_chunks() for column in names.columns]
+    if len(columns) == 1:  # all are distinct
+        return columns, [np.arange(len(names))]
+    coded = [column.dictionary_encode() for column in columns]
+    numbers = [column.indices.to_numpy().astype(np.int64) for column in coded]
+    return [column.dictionary for column in coded], numbers
 
 
 class _Lookup(NamedTuple):

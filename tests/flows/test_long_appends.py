@@ -271,7 +271,7 @@ def test_rows_are_found_by_integers_and_by_texts(
 ):
     """The first file decides which of them the dataset stores."""
     monkeypatch.setattr(levels, "PAGE_TEXTS", 16)
-    monkeypatch.setattr(levels, "_MIN_SEARCHED_TEXTS", 20)
+    monkeypatch.setattr(levels, "_SEARCHED_TEXTS", 20)
     rows = NIGHTLY if long == LONG else NIGHTLY._replace(merge_by="member")
     ids = pa.array([*range(-70, 70), 2**63 - 1, 10**15])
     file = write_ids(tmp_path / "a.parquet", ids.cast(first), "xy")

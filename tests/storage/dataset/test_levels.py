@@ -191,7 +191,8 @@ def test_readers_give_empty_texts_as_missing(tmp_path, small_pages):
 
 @pytest.mark.usefixtures("small_pages")
 @pytest.mark.parametrize("kind", ["int", "text", "odd text"])
-def test_rows_are_found_by_name_unless_two_have_it(tmp_path, kind):
+def test_rows_are_found_by_name_unless_two_have_it(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(levels, "_SEARCHED_TEXTS", 3)
     names = {"int": np.arange(20), "text": ids(0, 20), "odd text": [*ODD, *ids(9, 20)]}[kind]
     values = np.array(names, np.int64 if kind == "int" else object)
     column = np.concatenate([values, values[7:8]])
