@@ -27,7 +27,8 @@ other rows of the call, not even in its last bit. Standard errors use the observ
 `standard_errors.py`. Intervals are symmetric in log-odds.
 
 Cost per block: n_components times the number of values; sparse rows take less, see `e_step.py`.
-Passes: tens to hundreds.
+Passes: tens to hundreds, or three to ten after a start on a sample of many rows, see
+`newton_steps.py`.
 Not identifiable: the order of the components, which are sorted by weight; and the components
 themselves if there are fewer than about 2 log₂ n_components + 1 features.
 """
