@@ -1397,6 +1397,9 @@ class LatentTrait(Model):
         is_exact = self._blocks is not None or (q and self._last_estimator(q) == "quadrature")
         if not is_exact or is_searching or "max_covariate" in state.working:
             return 0
+        is_factor_analysis = self._has_continuous and not self.n_planes.any()
+        if is_factor_analysis and state.auxiliary["is_complete"] and not self.structure.parts:
+            return 0  # the first statistics give the optimum
         if is_variational(state.working):
             state = self._choose_nodes(state, _STRETCH)
         design = self._get_design(state.auxiliary["group_level_counts"], state.params)
