@@ -9,8 +9,13 @@ import pandas as pd
 import pytest
 
 import latentbits as lb
+from pipeline.executors.base import SerialExecutor, ThreadsExecutor
 from pipeline.fitting import sample_start
+from pipeline.fitting.loop import fit_model
+from pipeline.models.bernoulli_mixture.model import BernoulliMixture
+from pipeline.models.state import FitState
 from pipeline.params import get_array
+from tests.support.strategies import DenseData, make_memory_rows
 
 N_ROWS = 12_000
 
@@ -111,3 +116,16 @@ def test_the_number_of_components_is_chosen_by_all_rows(monkeypatch: pytest.Monk
     found = fit(draw_rows(), components="auto")
     assert "sample_rows" not in get_diagnostics(found)
     assert len(found.params.weights) == 4
+
+
+def test_starts_that_remain_give_the_same_bytes_in_threads_and_after_a_resume() -> None:
+    X = draw_rows(seed=3)[BINARY].to_numpy(np.uint8)
+    model, sizes = BernoulliMixture(6, starts=4, errors="none"), [5000, 4000, 3000]
+    rows, states = make_memory_rows(DenseData(X), sizes), list[FitState]()
+    expected = fit_model(model, rows, SerialExecutor(), checkpoint=states.append)
+    assert len(states[0].starts) > 1
+    others = [fit_model(model, rows, ThreadsExecutor(3))]
+    others += [fit_model(model, rows, SerialExecutor(), state=state) for state in states[:3]]
+    for found in others:
+        assert found.history == expected.history
+        assert found.params.probabilities.tobytes() == expected.params.probabilities.tobytes()
