@@ -23,7 +23,7 @@ from flows.fitting.drift import emit_drift_event, find_drift_alert, measure_drif
 from flows.fitting.job import FitJob, FitPlan
 from flows.fitting.provenance import is_of_leading_rows
 from flows.running.environment import is_server_configured
-from flows.running.flow import StageRunner, run_stages
+from flows.running.flow import StageRunner, is_transient, run_stages
 from flows.running.resources import check_memory, release_free_memory
 from flows.running.row_results import write_row_ranges
 from pipeline.data.features import list_features, list_plane_names
@@ -75,8 +75,9 @@ def _run_fit_stages(plan: FitPlan, stages: StageRunner, progress: Progress) -> d
     job = FitJob(**vars(plan), executor=stages.executor, progress=progress)
     try:
         summary = _fit_and_save(job, stages)
-    except FitError:
-        if not plan.options.resume and not plan.run_folder.has_states():
+    except (FitError, DataError) as error:
+        is_new = not plan.options.resume and not plan.run_folder.has_states()
+        if is_new and not is_transient(error):
             plan.run_folder.delete_work()  # no pass was finished, so there is nothing to resume
         raise
     plan.run_folder.delete_work()
