@@ -32,6 +32,7 @@ from pipeline.evaluation.evaluate import (
     score_models,
 )
 from pipeline.executors.base import limit_blas_threads
+from pipeline.fitting.loop import estimate_counting
 from pipeline.fitting.pair_work import get_pair_job_label
 from pipeline.models.base import Model
 from pipeline.models.capabilities import CanReconstruct, HasCompositeLikelihood
@@ -217,8 +218,9 @@ def _count_pairs(job: FitJob, rows: RowSource, key: str | None = None) -> PairCo
     count = partial(PairCounts.from_block, pooled=True)
     tiles = make_tiles(rows.n_features, 1, TASK_MEMORY)
     kept_sums = job.open_kept_statistics(PairCounts, key)
+    work = estimate_counting(job.model, rows)
     counts: PairCounts = collect_statistics(
-        count, rows, job.executor, PairCounts.label, tiles, job.progress, kept_sums
+        count, rows, job.executor, PairCounts.label, tiles, job.progress, kept_sums, work
     )
     return counts
 

@@ -35,6 +35,7 @@ from pipeline.passes.map_reduce import (
     split_chunks_into_groups,
     tree_merge,
 )
+from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.statistics.counts import PairCounts, PairTable, make_tiles
 
 N_SAMPLE_ROWS = 200_000
@@ -152,7 +153,8 @@ def count_observed_pairs(
 ) -> PairCounts:
     """Count the pairs of some features in all rows, with segments pooled."""
     count, cut = partial(_count_pairs_among, features), make_tiles(len(features), 1, TASK_MEMORY)
-    return collect_statistics(count, rows, executor, PairCounts.label, cut, progress)
+    work = WorkEstimate(0, 4 * 8 * len(features) ** 2)  # with missing values, four tables
+    return collect_statistics(count, rows, executor, PairCounts.label, cut, progress, work=work)
 
 
 def _count_pairs_among(features: NDArray[np.intp], block: BinaryBlock) -> PairCounts:

@@ -103,7 +103,7 @@ def collect_first_statistics(
     label = model.first_statistics.label
     first: Statistics | None = _find_feature_counts(model, rows)
     if first is None:
-        work = _estimate_counting(model, rows)
+        work = estimate_counting(model, rows)
         first = collect_statistics(
             summarize, rows, executor, label, progress=progress, kept=kept, work=work
         )
@@ -227,7 +227,7 @@ def _estimate_work(
     if isinstance(model, CanLearnLocally):  # the number of pieces is part of the method
         return WorkEstimate(0, n_chunks=CHUNKS_PER_GROUP)
     if model.counts_key(rows.n_features) is not None:
-        return _estimate_counting(model, rows)
+        return estimate_counting(model, rows)
     n_rows = max(rows.rows_per_chunk, default=0)
     estimates = [
         model.estimate_work(p.params, p.working, rows.n_features, n_rows) for p in inputs_by_start
@@ -235,7 +235,7 @@ def _estimate_work(
     return WorkEstimate(*(sum(values) for values in zip(*estimates, strict=True)))
 
 
-def _estimate_counting(model: Model, rows: RowSource) -> WorkEstimate:
+def estimate_counting(model: Model, rows: RowSource) -> WorkEstimate:
     """Return the size of counts, half of the memory of a thread: they are held twice."""
     one, two = (model.estimate_memory(rows.n_features, rows.n_segments, n) for n in (1, 2))
     return WorkEstimate(0, (two - one) / 2)
