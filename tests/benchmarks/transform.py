@@ -96,8 +96,8 @@ def measure_command(
     folder: Path, n_rows: int, name: str, where: ExecutorOptions
 ) -> tuple[float, float]:
     """Return the wall seconds of the command, without the Prefect server, and of its main stage."""
-    paths = (folder / f"{name}-{n_rows}.zarr", folder / name, folder / "codes.zarr")
-    summary = transform(*map(str, paths), overwrite=True, where=where)
+    paths = map(str, (folder / f"{name}-{n_rows}.zarr", folder / "codes.zarr", folder / name))
+    summary = transform(*paths, overwrite=True, where=where)
     return summary["seconds"], summary["stages"]["transform"]
 
 
