@@ -60,7 +60,7 @@ def invert_constrained_information(information: Array, constraints: Array) -> In
     ):
         across = scaled @ normals
         scaled -= normals @ across.T + (across - normals @ (normals.T @ across)) @ normals.T
-        largest = _estimate_norm(scaled)
+        largest = _estimate_norm(scaled) if scaled.any() else 1.0
         lifted = scaled + largest * normals @ normals.T
         bounds = (-np.inf, _SINGULAR_SHARE * largest)
         values, empty = scipy.linalg.eigh(lifted, subset_by_value=bounds)

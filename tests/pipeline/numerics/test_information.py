@@ -47,3 +47,9 @@ def test_directions_without_information_have_no_variance(least: float) -> None:
     np.testing.assert_allclose(found.covariance, expected.covariance, atol=1e-9)
     np.testing.assert_allclose(found.unidentified_share, expected.unidentified_share, atol=1e-9)
     assert found.unidentified_share.sum() > 0.5
+
+
+def test_no_information_leaves_all_unidentified() -> None:
+    found = invert_constrained_information(np.zeros((3, 3)), np.eye(3)[:1])
+    assert found.find_unidentified((3, 1)).tolist() == [False, True, True]
+    assert not found.covariance.any()
