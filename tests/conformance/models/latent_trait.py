@@ -49,7 +49,7 @@ FACTS = Facts(
     recovered=principal_axes_of_weights,
     errors={"weights": 10.8, "offsets": 5.0},
     single_precision=(
-        "values-spread",
+        "values-information",
         "values-products",
         "values-item_variance",
         "values-shared_variance",
