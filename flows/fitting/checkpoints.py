@@ -153,9 +153,10 @@ def _rebuild_state(
     model: Model, arrays: Mapping[str, NDArray[Any]], record: Mapping[str, Any]
 ) -> FitState:
     best, starts = select_prefix(arrays, "best-"), enumerate(record["starts"])
+    fields: dict[str, Any] = {n: select_prefix(arrays, f"{n}-") for n in _ARRAY_FIELDS}
     return FitState(
         params_from_arrays(model.params, select_prefix(arrays, "params-")),
-        **{name: select_prefix(arrays, f"{name}-") for name in _ARRAY_FIELDS},
+        **fields,
         iteration=record["iteration"],
         history=tuple(record["history"]),
         best=params_from_arrays(model.params, best) if best else None,
