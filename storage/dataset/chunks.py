@@ -303,9 +303,10 @@ def _start_helpers() -> ThreadPoolExecutor:
 
 
 def clear_chunk_cache() -> None:
-    """Empty this process's cache."""
+    """Empty this process's cache, and forget what is read ahead."""
     with _lock:
         _ahead.clear()
+        _readers.clear()
         _cache.clear()
         _latest.clear()
         _in_use.clear()
