@@ -1,11 +1,11 @@
 """Moments of the traits of each row on a fine lattice of nodes, in microseconds per row.
 
-Model and lattice are described in `lattice_nodes`. With one trait, the moments of a row without
-missing values depend on its sum s_n of slopes alone, so they are interpolated between those of a
-fine grid of sums, to 1e-10. A missing value i multiplies the likelihood of a
-row by 1 + exp(η_i). This curve is computed for each missing value, at the nodes near the row's
-mode. The lattice is finer than in a pass, because a single row can have a larger error than the
-mean of all rows.
+Model and lattice are described in `lattice_nodes`. The moments of a row without missing values
+depend on its sums s_n of slopes alone. With one or two traits, they are interpolated between those
+at points of a grid of sums, which are computed once a row needs them. A missing value i multiplies
+the likelihood of a row by 1 + exp(η_i). This curve is computed for each missing value, at the nodes
+near the row's mode. The lattice is finer than in a pass, because a single row can have a larger
+error than the mean of all rows.
 
 The error of a row is estimated from halves of its nodes: every second one along an axis, or as on a
 chessboard. If a half is off by a share ε, all nodes are off by less than ε², because the error
@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
+from scipy.special import expit
 
 from pipeline.numerics.intrinsics import wide_vectors
 from pipeline.numerics.logistic.centred_points import (
@@ -44,6 +46,7 @@ from pipeline.numerics.logistic.lattice_nodes import (
 from pipeline.numerics.logistic.logistic_lanes import (
     FACTORS_PER_LOG,
     VECTOR,
+    add_multiple,
     copy,
     exp_minus,
     fill,
@@ -56,7 +59,7 @@ Integers = NDArray[np.int64]
 
 _MAX_TABLE_NODES = 2**20
 _MAX_TABLE_WORK = 2**28  # curves at the nodes of a table for codes: about a second
-_N_KEPT_TABLES, _N_KEPT_CURVES = 2, 64
+_N_KEPT_TABLES = 2
 _TABLE_STRETCH = {1: 0.5, 2: 0.7, 3: 0.75}  # of the spacing, if the table may have as many nodes
 _MAX_LOSS = 20.0  # nats below the maximum where a row's nodes end
 _MAX_ERROR = 1e-4  # nats; rows above it are integrated otherwise
@@ -64,7 +67,16 @@ _BOX_REACH = 8.0  # of the nodes of a row with missing values, in standard devia
 # Curves of missing values at these nodes that cost as much as points of a row's own: for up to two
 # components per feature, for three components in all.
 _MAX_BOX_WORK, _MAX_BOX_WORK_OF_3 = 300, 2**20
-_MAX_CURVE_ERROR, _CURVE_STEPS = 1e-10, (1 << 8, 1 << 14)  # of an interpolation; least and most
+# Of interpolations, by the number of components: the largest error at probes, and how many there
+# are along an axis. Nats below the maximum where the nodes of a point of the grid end.
+_MAX_GRID_ERROR, _GRID_LOSS = {1: 1e-10, 2: 1e-8}, 36.0
+_N_PROBES, _PROBE_REACH = {1: 65, 2: 5}, 4.0
+_GRID_STEPS = 1.6, 0.8, 0.56, 0.4, 0.28, 0.2, 0.14, 0.1, 0.05
+_MAX_GRID_POINTS, _N_KEPT_GRIDS = 2**17, 32
+_WIDTH = 8  # points along an axis that a row is interpolated between
+_SHARE_FACTORS = np.array(
+    [1 / math.prod(j - k for k in range(_WIDTH) if k != j) for j in range(_WIDTH)]
+)
 _FACE, _HALVES, _N_SUMS = 10, 11, 15  # places of the sums of a row
 
 
@@ -90,10 +102,10 @@ def posterior_on_lattice(
     if (table := _make_table(*key)) is None:
         return posterior_by_quadrature(X, observed, items, means)
     mask = np.ones_like(X) if observed is None else observed
-    if (curve := _make_curve(*key)) is None:
+    if (grid := _make_grid(*key)) is None:
         posterior = _sum_rows(X, mask, items, means, table)
     else:
-        posterior = _interpolate_rows(X, means[:, 0], table, curve)
+        posterior = _interpolate_rows(X, means, table, grid)
         incomplete = np.flatnonzero([] if observed is None else ~observed.all(axis=1))
         if incomplete.size:
             own = X[incomplete], mask[incomplete], items, means[incomplete], table
@@ -122,13 +134,27 @@ def _sum_rows(
     )
 
 
-def _interpolate_rows(X: Bits, row_means: Floats, table: _Table, curve: _Curve) -> RowPosterior:
-    """Interpolate the moments of complete rows, for one trait."""
-    found, priors = np.empty((4, len(X))), np.column_stack([row_means, -0.5 * row_means**2])
-    items = np.ascontiguousarray(table.free[:, 2:].T)
-    interpolate_moments(X, priors, items, *curve, found)
-    log_likelihood, mean, variance, error = found
-    return RowPosterior(mean[:, None], variance[:, None, None], log_likelihood, error)
+def _interpolate_rows(X: Bits, row_means: Floats, table: _Table, grid: _Grid) -> RowPosterior:
+    """Interpolate the moments of complete rows, for one or two traits."""
+    (n, q), (j, k) = row_means.shape, np.triu_indices(row_means.shape[1])
+    places, found, priors = np.empty((n, 3)), np.empty((7, n)), np.zeros((n, 4))
+    add_row_means(priors, row_means)
+    is_needed, items = np.zeros_like(grid.is_known), np.ascontiguousarray(table.free[:, 1:].T)
+    locate_rows(X, priors, items, grid.first, grid.step, places, is_needed)
+    with grid.lock:  # threads share the grid
+        b, c = np.nonzero(is_needed & ~grid.is_known)
+        if b.size:
+            sums = grid.first + grid.step * np.stack([b, c], axis=1)
+            points = _sum_points(sums[:, 2 - q :], table)
+            grid.moments[b, c, 0] = points.log_likelihood
+            grid.moments[b, c, 3 - q : 3] = points.mean
+            grid.moments[b, c, 6 - len(j) : 6] = points.covariance[:, j, k]
+            grid.moments[b, c, 6] = points.standard_error
+            grid.is_known[b, c] = True
+    interpolate_moments(places, grid.moments, found)
+    mean, covariance = np.ascontiguousarray(found[3 - q : 3].T), np.empty((n, q, q))
+    covariance[:, j, k] = covariance[:, k, j] = found[6 - len(j) : 6].T
+    return RowPosterior(mean, covariance, found[0], found[6])
 
 
 class _Table(NamedTuple):
@@ -137,6 +163,7 @@ class _Table(NamedTuple):
     free: Floats  # w and b side by side, (n_features, 4)
     log_joint: Floats
     spacing: float
+    max_loss: float = _MAX_LOSS  # nats below the maximum where a row's nodes end
 
 
 @lru_cache(_N_KEPT_TABLES)
@@ -164,101 +191,155 @@ def _make_table(
     return _Table(pad_axes(weights, offsets), log_joint.reshape(lattice.shape), lattice.spacing)
 
 
-class _Curve(NamedTuple):
-    """Log-likelihood, mean, variance and error of rows whose sums of slopes are on a grid."""
+class _Grid(NamedTuple):
+    """Moments of complete rows at sums of slopes first, first + step, … along two axes.
 
-    first: float
+    Points are computed once a row needs them, each by itself, so that the order does not matter.
+    The first axis of one trait has a single point.
+    """
+
+    first: Floats
     step: float
-    moments: Floats  # (n_steps + 1, 4)
+    moments: Floats  # log-likelihood, two means, three covariances, error, 0; (n_b, n_c, _WIDTH)
+    is_known: NDArray[np.bool_]
+    lock: Lock
 
 
-@lru_cache(_N_KEPT_CURVES)
-def _make_curve(
+@lru_cache(_N_KEPT_GRIDS)
+def _make_grid(
     weight_bytes: bytes, offset_bytes: bytes, n_features: int, mean_reach: float
-) -> _Curve | None:
-    """Compute the moments at the sums of slopes of all possible rows of one trait.
+) -> _Grid | None:
+    """Choose the step of the grid for the rows of these items; None if there are more traits.
 
-    Steps are halved until moments between them are interpolated well; None if they never are, or
-    if there are several traits.
+    The largest step is chosen with which rows with modes all over the traits are interpolated well;
+    None if there would be too many points.
     """
     table = _make_table(weight_bytes, offset_bytes, n_features, mean_reach)
-    weights, (n_steps, most) = np.frombuffer(weight_bytes), _CURVE_STEPS
-    if table is None or len(weights) > n_features:
+    offsets = np.frombuffer(offset_bytes)
+    weights = np.frombuffer(weight_bytes).reshape(n_features, -1)
+    if table is None or (q := weights.shape[1]) > 2:
         return None
-    low, high = (f(weights, 0.0).sum() for f in (np.minimum, np.maximum))
-    margin = mean_reach + 4 * max(high - low, 1.0) / n_steps
-    low, high = low - margin, high + margin
-    moments = _compute_moments(np.linspace(low, high, n_steps + 1), table)
-    while n_steps <= most:
-        step = (high - low) / n_steps
-        middles = low + step * (0.5 + np.arange(n_steps))
-        exact = _compute_moments(middles, table)
-        found, none = np.empty((4, n_steps)), np.empty((n_steps, 0), np.uint8)
-        priors = np.pad(middles[:, None], ((0, 0), (0, 1)))
-        interpolate_moments(none, priors, np.empty((2, 0)), low, step, moments, found)
-        is_used = np.maximum(found[3], exact[:, 3]) <= _MAX_ERROR
-        if np.abs(found[:3].T - exact[:, :3])[is_used].max(initial=0.0) <= _MAX_CURVE_ERROR:
-            return _Curve(low, step, moments)
-        merged = np.empty((2 * n_steps + 1, 4))
-        merged[::2], merged[1::2] = moments, exact
-        moments, n_steps = merged, 2 * n_steps
+    low, high = (f(weights, 0.0).sum(axis=0) for f in (np.minimum, np.maximum))
+    axis = np.linspace(-1, 1, _N_PROBES[q]) * (_PROBE_REACH + mean_reach)
+    modes = np.stack(np.meshgrid(*[axis] * q), axis=-1).reshape(-1, q)
+    probes = np.clip(modes + expit(modes @ weights.T + offsets) @ weights, low, high)
+    exact, none = _sum_points(probes, table), np.empty((len(probes), 0), np.uint8)
+    for step in _GRID_STEPS:
+        margin = mean_reach + (_WIDTH // 2) * step
+        first, shape = np.zeros(2), np.ones(2, np.int64)
+        first[2 - q :] = low - margin
+        shape[2 - q :] = np.ceil((high - low + 2 * margin) / step) + 1
+        if math.prod(shape) > _MAX_GRID_POINTS:
+            return None
+        moments = np.zeros((*shape, _WIDTH))
+        grid = _Grid(first, step, moments, np.zeros(shape, np.bool_), Lock())
+        found = _interpolate_rows(none, probes, table._replace(free=np.empty((0, 4))), grid)
+        found.log_likelihood[:] += 0.5 * (probes**2).sum(axis=1)
+        is_used = exact.standard_error <= _MAX_ERROR
+        error = max(
+            np.abs(own - others)[is_used].max(initial=0.0)
+            for own, others in zip(found[:3], exact[:3], strict=True)
+        )
+        is_resolved = (found.standard_error[is_used] <= _MAX_ERROR).all()
+        if is_resolved and error <= _MAX_GRID_ERROR[q]:
+            return grid
     return None
 
 
-def _compute_moments(slopes: Floats, table: _Table) -> Floats:
-    """Return log-likelihood, mean, variance and error for sums of slopes, (n, 4)."""
-    log_joint = table.log_joint.ravel()
-    places = np.arange(len(log_joint)) - len(log_joint) // 2
-    scores = np.outer(slopes, table.spacing * places) + log_joint
-    best = scores.max(axis=1)
-    shares = np.exp(scores - best[:, None])
-    total, odd = shares.sum(axis=1), shares[:, 1::2].sum(axis=1)
-    shares /= total[:, None]
-    mean, square = table.spacing * (shares @ places), table.spacing**2 * (shares @ places**2)
-    with np.errstate(divide="ignore"):  # all nodes but one may be far below
-        error = shares[:, 0] + shares[:, -1] + np.log(2 * odd / total) ** 2
-    volume = math.log(table.spacing) - 0.5 * math.log(2 * math.pi)
-    return np.column_stack([best + np.log(total) + volume, mean, square - mean**2, error])
+def _sum_points(sums: Floats, table: _Table) -> RowPosterior:
+    """Sum over the nodes for sums of slopes, (n, q)."""
+    q, none = sums.shape[1], np.empty((len(sums), 0), np.uint8)
+    items = TraitItems(np.empty((0, q)), np.empty(0))
+    table = table._replace(free=np.empty((0, 4)), max_loss=_GRID_LOSS)
+    found = _sum_rows(none, none, items, np.ascontiguousarray(sums), table)
+    found.log_likelihood[:] += 0.5 * (sums**2).sum(axis=1)  # they are no means of priors
+    return found
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc"})
-def interpolate_moments(
+def locate_rows(
     X: Bits,
     priors: Floats,
     items: Floats,
-    first: float,
+    first: Floats,
     step: float,
-    moments: Floats,
-    found: Floats,
+    places: Floats,
+    is_needed: NDArray[np.bool_],
 ) -> None:
-    """Interpolate the moments of rows by polynomials of degree 5; `found` is (4, n_rows).
+    """Compute the places of rows on the grid, and mark the points that they need.
 
-    `priors` is what the means of the priors add to s_n, (n_rows, 2). `items` are weights and
-    offsets, (2, n_features), and `moments` those at the sums of slopes first, first + step, ….
-    The error is the larger one of two neighbours.
+    `places` receives places along two axes, and the part of the log-likelihood beside the grid's,
+    (n_rows, 3). `priors` is what the means of the priors add to s_n, (n_rows, 4). `items` are two
+    weights and the offset, (3, n_features).
     """
-    weights, offsets, shares = items[0], items[1], np.empty(6)
+    height = min(_WIDTH, len(is_needed))
     for n in range(len(X)):
-        row, slope, constant = X[n], 0.0, 0.0
+        row, y, z, constant = X[n], priors[n, 1], priors[n, 2], priors[n, 3]
         for i in range(len(row)):
             bit = float(row[i])
-            slope += bit * weights[i]
-            constant += bit * offsets[i]
-        place = (slope + priors[n, 0] - first) / step
-        k = min(max(int(place), 2), len(moments) - 4)
-        u = place - k
-        shares[0] = (u + 1) * u * (u - 1) * (u - 2) * (u - 3) / -120
-        shares[1] = (u + 2) * u * (u - 1) * (u - 2) * (u - 3) / 24
-        shares[2] = (u + 2) * (u + 1) * (u - 1) * (u - 2) * (u - 3) / -12
-        shares[3] = (u + 2) * (u + 1) * u * (u - 2) * (u - 3) / 12
-        shares[4] = (u + 2) * (u + 1) * u * (u - 1) * (u - 3) / -24
-        shares[5] = (u + 2) * (u + 1) * u * (u - 1) * (u - 2) / 120
-        found[0, n] = constant + priors[n, 1]
-        found[1, n] = found[2, n] = 0.0
+            y += bit * items[0, i]
+            z += bit * items[1, i]
+            constant += bit * items[2, i]
+        places[n, 0], places[n, 1] = (y - first[0]) / step, (z - first[1]) / step
+        places[n, 2] = constant
+        b = find_first_point(places[n, 0], is_needed.shape[0])
+        c = find_first_point(places[n, 1], is_needed.shape[1])
+        for j in range(b, b + height):
+            marks = is_needed[j, c : c + _WIDTH]
+            for k in range(_WIDTH):
+                marks[k] = True
+
+
+@inlined
+def find_first_point(place: float, n_points: int) -> int:
+    """Return the first of the points along an axis that a row is interpolated between."""
+    return max(min(int(place) - (_WIDTH // 2 - 1), n_points - _WIDTH), 0)
+
+
+@inlined
+def fill_shares(u: float, shares: Floats) -> None:
+    """Compute Lagrange polynomials of points 0, 1, … at u."""
+    for j in range(_WIDTH):
+        shares[j] = _SHARE_FACTORS[j]
+    for k in range(_WIDTH):
+        for j in range(_WIDTH):
+            shares[j] *= 1.0 if j == k else u - k
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def interpolate_moments(places: Floats, moments: Floats, found: Floats) -> None:
+    """Interpolate by polynomials of degree 7; `found` is (7, n_rows), see `_Grid`.
+
+    The error is the largest one of the points.
+    """
+    wide_vectors()
+    height, width = min(_WIDTH, len(moments)), moments.shape[1]
+    points, line = moments.reshape(-1), np.empty(_WIDTH * _WIDTH)
+    shares, errors, sums = np.ones((2, _WIDTH)), np.empty(_WIDTH), np.empty(_WIDTH)
+    for n in range(len(places)):
+        b = find_first_point(places[n, 0], len(moments))
+        c = find_first_point(places[n, 1], width)
+        if height > 1:
+            fill_shares(places[n, 0] - b, shares[0])
+        fill_shares(places[n, 1] - c, shares[1])
+        fill(line, 0.0)
+        fill(errors, 0.0)
+        for j in range(height):
+            start = _WIDTH * (width * (b + j) + c)
+            near = points[start : start + _WIDTH * _WIDTH]
+            add_multiple(shares[0, j], near, line)
+            for k in range(_WIDTH):
+                error = near[_WIDTH * k + 6]
+                errors[k] = error if error > errors[k] else errors[k]
+        fill(sums, 0.0)
+        for k in range(_WIDTH):
+            add_multiple(shares[1, k], line[_WIDTH * k : _WIDTH * (k + 1)], sums)
         for m in range(6):
-            for j in range(3):
-                found[j, n] += shares[m] * moments[k - 2 + m, j]
-        found[3, n] = max(moments[k, 3], moments[k + 1, 3])
+            found[m, n] = sums[m]
+        found[0, n] += places[n, 2]
+        for k in range(_WIDTH // 2):
+            errors[k] = max(errors[k], errors[k + _WIDTH // 2])
+        found[6, n] = max(max(errors[0], errors[1]), max(errors[2], errors[3]))
 
 
 def _find_boxes(
@@ -294,6 +375,7 @@ def fill_row_posteriors(
     free: Floats,
     log_joint: Floats,
     spacing: float,
+    max_loss: float,
     mean: Floats,
     covariance: Floats,
     log_likelihood: Floats,
@@ -335,7 +417,7 @@ def fill_row_posteriors(
             slope[axis] *= spacing
             at[axis] = box.shape[axis] // 2  # whatever the row before
         best = climb(slope, box, at)
-        n_chunks = collect_chunks(slope, box, at, best - _MAX_LOSS, chunks, values)
+        n_chunks = collect_chunks(slope, box, at, best - max_loss, chunks, values)
         exponentiate(values[: VECTOR * n_chunks], best)
         _sum_chunks(box.shape, chunks[:n_chunks], at, values, sums)
         total, entry = sums[0], 4
