@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from threadpoolctl import OpenBLASController, ThreadpoolController
@@ -75,11 +76,13 @@ class Tree(NamedTuple, Generic[T, R, F]):
         return [*spans, Node(-1, self.items[-1:])] if self.is_open else spans
 
 
-def look_ahead(
-    tree: Tree[T, R, F], items: Sequence[T], following: Sequence[Sequence[T]]
-) -> Sequence[T]:
-    """Tell a span of some of the spans that follow in the same process."""
-    return tree.look_ahead(items, [item for span in following[:_SPANS_AHEAD] for item in span])
+def look_ahead(tree: Tree[T, R, F], spans: Sequence[Sequence[T]]) -> list[Sequence[T]]:
+    """Tell each span of one process of some of those that follow it there."""
+    following = (spans[k : k + _SPANS_AHEAD] for k in range(1, len(spans) + 1))
+    return [
+        tree.look_ahead(span, [*chain.from_iterable(later)])
+        for span, later in zip(spans, following, strict=True)
+    ]
 
 
 def push_node(nodes: list[Node[R]], node: Node[R], merge: Callable[[R, R], R]) -> None:
@@ -157,9 +160,9 @@ class LocalExecutor(ABC):
         height = choose_span_height(n_items, self.n_threads, max_items)
         spans = [tree.list_spans(height) for tree in trees]
         arguments = [
-            look_ahead(tree, span.value, [following.value for following in own[k + 1 :]])
+            argument
             for tree, own in zip(trees, spans, strict=True)
-            for k, span in enumerate(own)
+            for argument in look_ahead(tree, [span.value for span in own])
         ]
         with closing(self.map(function, arguments)) as values:
             for tree, own in zip(trees, spans, strict=True):

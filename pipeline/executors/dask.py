@@ -15,6 +15,7 @@ from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise, zip_longest
 from typing import Any, TypeVar
 
 import dask
@@ -318,9 +319,7 @@ class _Task:
     children: list[_Task] = field(default_factory=list)
     key: str = ""
     is_root: bool = False
-    # The worker that should do it, and its place in the order of the thread's spans.
-    workers: Sequence[str] = ()
-    turn: int = 0
+    workers: Sequence[str] = ()  # the address of the worker that should do it
     future: Future | None = None
 
 
@@ -341,13 +340,15 @@ def _plan_tasks(
     for number, tree in enumerate(trees):
         own = [_Task(sent_function, span.value) for span in tree.list_spans(height)]
         merges += _plan_merges(f"{name}-{number}", merge, tree, own, height, arity)
-        for k, span in enumerate(own):
-            thread = k * n_threads // len(own)
-            span.key, span.workers = f"{name}-{len(spans) + k:06d}", addresses[thread:][:1]
-            span.turn = k - -(-thread * len(own) // n_threads)
-            of_thread = own[k + 1 : -(-(thread + 1) * len(own) // n_threads)]
-            span.argument = look_ahead(tree, span.argument, [later.argument for later in of_thread])
-        spans += sorted(own, key=lambda span: span.turn)
+        bounds = [-(-thread * len(own) // n_threads) for thread in range(n_threads + 1)]
+        by_thread = [own[start:stop] for start, stop in pairwise(bounds)]
+        for thread, part in enumerate(by_thread):
+            arguments = look_ahead(tree, [span.argument for span in part])
+            for k, (span, argument) in enumerate(zip(part, arguments, strict=True), bounds[thread]):
+                span.key, span.workers = f"{name}-{len(spans) + k:06d}", addresses[thread:][:1]
+                span.argument = argument
+        turns = zip_longest(*by_thread)
+        spans += [span for turn in turns for span in turn if span is not None]
     return spans, merges
 
 

@@ -614,7 +614,9 @@ def _choose_starts(model: Model, ended: Sequence[FitState]) -> list[int]:
 
     These have ended at another optimum, which is hardly worse on the sample.
     """
-    objectives = [state.history[-1] for state in ended if len(ended) > 1]
+    if len(ended) == 1:
+        return [0]
+    objectives = [state.history[-1] for state in ended]
     chosen: list[int] = []
     for k in np.argsort(-np.array(objectives), kind="stable").tolist():
         criterion = model.get_convergence_criterion(ended[k])
@@ -623,7 +625,7 @@ def _choose_starts(model: Model, ended: Sequence[FitState]) -> list[int]:
         is_other = not chosen or reachable < objectives[chosen[-1]]
         if is_close and is_other and len(chosen) < _MOST_STARTS:
             chosen.append(k)
-    return chosen or [0]
+    return chosen
 
 
 def _run_information_pass(
