@@ -361,8 +361,13 @@ def _update_state(
 ) -> FitState:
     """Update one state by its statistics, and end its stage if it is over."""
     rng = np.random.default_rng([seed, state.iteration, start + 1])
-    mapped = model.update(state, statistics, map_items, rng)
-    objective = _compute_objective(model, state, statistics)
+    with np.errstate(all="ignore"):  # it is checked below
+        objective = model.objective(state.params, statistics)
+    if not np.isfinite(objective) and "fallback" in state.acceleration:
+        mapped, objective = state, -np.inf  # the step was too long, and is rejected
+    else:
+        mapped = model.update(state, statistics, map_items, rng)
+        _check_objective(state, objective)
     step = _accelerate(model, state, mapped, objective, statistics)
     next_params = convert_to_c_order(step.parameters)
     updated = replace(mapped, iteration=state.iteration + 1, acceleration=step.memory)
@@ -411,14 +416,12 @@ def _end_fit(
     return replace(state, done=True, converged=converged, warnings=warnings)
 
 
-def _compute_objective(model: Model, state: FitState, statistics: Statistics) -> float:
-    objective = model.objective(state.params, statistics)
+def _check_objective(state: FitState, objective: float) -> None:
     if not np.isfinite(objective):
         raise FitError(
             f"The objective of pass {state.iteration + 1} is {objective}. "
             "Choose other settings or another {seed}."
         )
-    return objective
 
 
 def _accelerate(
@@ -435,7 +438,8 @@ def _accelerate(
     memory, weight = state.acceleration, statistics.weight
     start, end = model.pack_params(state.params), model.pack_params(mapped.params)
     if "inverse" in memory and isinstance(model, CanTakeNewtonSteps):
-        gradient = model.differentiate(state, statistics)
+        is_possible = np.isfinite(objective)
+        gradient = model.differentiate(state, statistics) if is_possible else memory["gradient"]
         if gradient is not None:
             newton = choose_newton_step(gradient, end, objective, memory)
             if newton.change is None:

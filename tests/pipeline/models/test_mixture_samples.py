@@ -112,6 +112,16 @@ def test_a_class_that_the_sample_hardly_has_is_looked_for_in_all_rows(
     np.testing.assert_array_equal(found.params.probabilities, cold.params.probabilities)
 
 
+def test_a_step_to_an_infinite_objective_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample_start, "MIN_SAMPLE", 1000)
+    frame, features = draw_rows(seed=18)[:3000], [*BINARY, "number"]
+    frame.loc[18, "number"] = 1e4  # not in the sample
+    options = {"components": 2, "starts": 1, "tol": 1e-6}
+    expected, found = (run(frame, features, **options) for run in (fit_from_all_rows, fit))
+    assert "sample_rows" in get_diagnostics(found)
+    assert found.manifest["objective"] > expected.manifest["objective"] - 1e-6
+
+
 def test_the_number_of_components_is_chosen_by_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     found = fit(draw_rows(), components="auto")
     assert "sample_rows" not in get_diagnostics(found)
