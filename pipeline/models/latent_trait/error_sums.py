@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
@@ -207,16 +208,30 @@ def count_complete_rows(
     n_features, weights = block.n_features, block.weights
     both = np.zeros((n_features, n_features), np.int64)
     add_joint_counts(block.words, block.words, both, block.split_weights())
-    scores = (X ^ is_reversed).sum(axis=1, dtype=np.int64)
-    order = np.argsort(scores.astype(np.uint16), kind="stable")  # a fast radix sort for uint16
-    rows = np.bincount(scores, minlength=n_features + 1)
-    score_rows, ones = rows, np.zeros((n_features + 1, n_features), np.int64)
-    values = X[order] if weights is None else X[order] * weights[order, None]
-    if weights is not None:
-        score_rows = np.zeros(n_features + 1, np.int64)
-        np.add.at(score_rows, scores, weights)
-    if len(X):
-        present = np.flatnonzero(rows)
-        starts = (np.cumsum(rows) - rows)[present]
-        ones[present] = np.add.reduceat(values, starts, axis=0, dtype=np.int64)
+    score_rows = np.zeros(n_features + 1, np.int64)
+    ones = np.zeros((n_features + 1, n_features), np.int64)
+    own_weights = np.empty(0, np.int64) if weights is None else weights
+    add_rows_by_score(X, is_reversed.view(np.uint8), own_weights, score_rows, ones)
     return {"both": both, "score_rows": score_rows, "score_ones": ones}
+
+
+@njit(nogil=True, cache=True)
+def add_rows_by_score(
+    X: NDArray[np.uint8],
+    is_reversed: NDArray[np.uint8],
+    weights: NDArray[np.int64],
+    score_rows: NDArray[np.int64],
+    score_ones: NDArray[np.int64],
+) -> None:
+    """Add the weights of rows, and those times their values, to those of their sum scores.
+
+    Every weight is 1 if there are none.
+    """
+    for n in range(len(X)):
+        row, score = X[n], 0
+        for i in range(len(row)):
+            score += 1 if row[i] != is_reversed[i] else 0
+        weight, ones = weights[n] if len(weights) > 0 else 1, score_ones[score]
+        score_rows[score] += weight
+        for i in range(len(row)):
+            ones[i] += weight * row[i]

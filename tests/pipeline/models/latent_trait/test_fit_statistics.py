@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import expit, logit
 
+from pipeline.data.blocks import BinaryBlock
 from pipeline.models.latent_trait import error_sums
 from pipeline.models.latent_trait.design import make_level_design
 from pipeline.models.latent_trait.fit_statistics import FittedItems, compute_m2_fit
@@ -19,6 +20,7 @@ from pipeline.models.latent_trait.item_fit import (
     compute_shares_by_score,
 )
 from pipeline.models.latent_trait.params import ItemKind
+from pipeline.numerics.bits.kernels import pack_rows
 from pipeline.numerics.logistic.asymptotes import Asymptotes
 from pipeline.numerics.logistic.categories.curves import LevelItems, compute_level_probabilities
 from pipeline.numerics.logistic.latent_nodes import Nodes, gauss_hermite
@@ -236,3 +238,30 @@ def test_true_items_are_rejected_at_the_nominal_rate(missing: float) -> None:
         )
     # 600 tests: a standard error of 0.009 at 5 %
     assert 0.025 < np.mean(np.array(p) < 0.05) < 0.075
+
+
+@pytest.mark.parametrize("n_rows", [0, 1, 130])
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_complete_rows_are_counted_by_score(
+    n_rows: int, is_weighted: bool, is_masked: bool
+) -> None:
+    rng = np.random.default_rng(n_rows)
+    X, mask = rng.integers(0, 2, (n_rows, 5), np.uint8), np.ones((n_rows, 5), np.uint8)
+    mask[::3, 2] = not is_masked
+    X &= mask
+    weights = rng.integers(0, 4, n_rows) if is_weighted else None
+    is_reversed = np.array([False, True, False, False, True])
+    observed = mask if is_masked else None
+    packed = pack_rows(X), pack_rows(mask) if is_masked else None
+    block = BinaryBlock(*packed, n_rows, row_numbers=range(n_rows), weights=weights)
+    found = error_sums.count_complete_rows(block, X, observed, is_reversed)
+    rows, ones, both = np.zeros(6, np.int64), np.zeros((6, 5), np.int64), np.zeros((5, 5), np.int64)
+    for n in np.flatnonzero(mask.all(axis=1)):
+        weight, score = 1 if weights is None else weights[n], (X[n] != is_reversed).sum()
+        rows[score] += weight
+        ones[score] += weight * X[n]
+        both += weight * np.outer(X[n], X[n])
+    expected = {"both": both, "score_rows": rows, "score_ones": ones}
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values)
