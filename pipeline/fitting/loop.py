@@ -147,8 +147,9 @@ def start_fit(
     linkage: Linkage | None = None,
     kept_linkage: KeptSums[Any] = NO_KEPT_SUMS,
 ) -> FitState:
-    """Create the state before the first pass, and do the model's pair work if it has any.
+    """Create the state before the first pass over all rows.
 
+    If the model has pair work, it is done; if it can start on a sample of the rows, it does.
     Features that no row links are named in a warning.
 
     Parameters
@@ -187,7 +188,7 @@ def start_fit(
         job = make_pair_job(model, state, rows, spare_memory)
         results = run_pairs(job) if run_pairs else run_in_memory(job, executor, progress)
         state = state_from_results(model, state, results, executor, seed)
-    return state.with_warnings(unlinked)
+    return _start_on_sample(model, state.with_warnings(unlinked), rows, executor, seed, progress)
 
 
 def check_seed(seed: int) -> None:
@@ -500,7 +501,6 @@ def fit_model(
     if state is None:
         first = collect_first_statistics(model, rows, executor, seed, progress)
         state = start_fit(model, first, rows, executor, seed, progress=progress)
-    state = _start_on_sample(model, state, rows, executor, seed, progress)
     convergence = model.get_convergence_criterion(state)
     if not state.done and is_stage_over(convergence, state.history):
         state = _end_fit(model, state, convergence, state.history)  # it only needed its pair work

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import latentbits as lb
 from pipeline.executors.base import SerialExecutor
+from pipeline.fitting import sample_start
 from pipeline.fitting.loop import fit_model
 from pipeline.models.latent_trait.model import LatentTrait
 from storage.artifacts.artifacts import load_artifact
@@ -106,3 +108,20 @@ def test_chunks_are_read_once(cli, dataset, monkeypatch):
     done = cli(*command, "--set", "max_iter=6", "--set", "nodes=7")
     assert done.json["iterations"] >= 6
     np.testing.assert_array_equal(sorted(read), np.arange(-(-20_000 // 640)))
+
+
+@pytest.mark.parametrize("model", ["latent-trait", "bernoulli-mixture"])
+def test_a_fit_that_starts_on_a_sample_is_that_of_python(
+    cli: Any, dataset: Path, model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sample_start, "MIN_ROWS", 10_000)
+    monkeypatch.setattr(sample_start, "MIN_SAMPLE", 5_000)
+    run = ("--output", tmp_path, "--executor", "serial", "--no-report", "--json")
+    done = cli("fit", "--dataset", dataset, "--model", model, "--components", 2, *run)
+    fitted = lb.fit(lb.open_dataset(dataset), model, components=2)
+    assert done.json["diagnostics"]["sample_rows"] == fitted.manifest["diagnostics"]["sample_rows"]
+    assert load_artifact(done.json["artifact"]).manifest["history"] == [*fitted.manifest["history"]]
+    monkeypatch.setattr(sample_start, "MIN_ROWS", 100_000)
+    cold = lb.fit(lb.open_dataset(dataset), model, components=2)
+    assert done.json["objective"] == pytest.approx(cold.objective, abs=1e-6)
+    assert done.json["iterations"] < cold.manifest["iterations"]

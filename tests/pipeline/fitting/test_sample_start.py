@@ -122,9 +122,13 @@ def test_a_start_from_an_earlier_fit_takes_only_the_information_from_a_sample() 
     before = fit(DenseData(data.X[: N_ROWS - 300]), model).params
     rows = make_memory_rows(data)
     first = collect_first_statistics(model, rows, SERIAL, 0)
-    state = start_fit(model, first, rows, SERIAL, 0, initial_params=before)
     labels: list[str] = []
-    warm = fit(data, model, state=state, progress=lambda label, *_: labels.append(label))
+
+    def record(label: str, done: int, total: int, n_rows: int) -> None:
+        labels.append(label)
+
+    state = start_fit(model, first, rows, SERIAL, 0, initial_params=before, progress=record)
+    warm = fit(data, model, state=state, progress=record)
     assert not any("on a sample" in label for label in labels)
     assert "information" in labels
     assert warm.iteration <= cold.iteration
