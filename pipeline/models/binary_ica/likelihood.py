@@ -84,6 +84,7 @@ from pipeline.models.binary_ica.scoring_steps import (
     log_prior,
     make_empty_path,
     make_initial_priors,
+    move_point,
     number_scale_errors,
     standard_errors,
     update_priors,
@@ -557,8 +558,10 @@ def _return_to_start(auxiliary: Arrays) -> Arrays:
 
 def _take_step(state: FitState, auxiliary: Arrays, share: float) -> FitState:
     """Take a share of the step from the best point."""
-    vector = auxiliary["points"][-1] + share * auxiliary["step"]
-    params = state.params.with_point(state.params.point.from_vector(vector))
+    best, step = (
+        state.params.point.from_vector(own) for own in (auxiliary["points"][-1], auxiliary["step"])
+    )
+    params = state.params.with_point(move_point(best, step, share))
     return replace(state, params=params, auxiliary={**auxiliary, "share": np.array(share)})
 
 

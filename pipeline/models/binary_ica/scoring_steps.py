@@ -4,9 +4,10 @@ The information matrix is the sum of products of scores (Berndt, Hall, Hall & Ha
 precision of the priors. Parameters of different segments interact only through the shared
 parameters, so they are eliminated segment by segment. If the data do not follow the model, products
 of scores do not equal the curvature; the changes of the scores over the last steps correct it
-(limited-memory BFGS). Priors are normal. Their variances are estimated by empirical Bayes with
-Laplace's approximation, one step of MacKay's fixed point (Neural Computation 4 (1992), 415–447) per
-pass.
+(limited-memory BFGS), unless a step was so long that the curvature changed along it. Steps follow
+the curves along which the likelihood stays the same (`move_point`). Priors are normal. Their
+variances are estimated by empirical Bayes with Laplace's approximation, one step of MacKay's fixed
+point (Neural Computation 4 (1992), 415–447) per pass.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ _PRIOR_WEIGHT = 12.0  # of the prior of norms, per norm that the data leave open
 _GAP_VARIANCE = _SCALE_VARIANCE = 4.0
 _MAX_PATH_POINTS = 8
 _MAX_STEP = 1.0  # change of a log variance
+_MAX_CURVATURE = 10.0  # times that by the information, along moves that correct it
 _MAX_MIXING_STEP = 0.9  # change of A by its largest entry; at 1, it could become 0
 
 
@@ -385,7 +387,11 @@ def _invert_information(
 
 def _lbfgs_step(gradient: Array, inverse: _InverseInformation, moves: Array, falls: Array) -> Array:
     """Step by the information, corrected by earlier moves and falls of the gradient along them."""
-    rising = [(s, y) for s, y in zip(moves, falls, strict=True) if s @ y > 0]
+    rising = [
+        (s, y)
+        for s, y in zip(moves, falls, strict=True)
+        if 0 < float(y @ inverse.solve(y)) < _MAX_CURVATURE * float(s @ y)
+    ]
     remainder, shares = gradient.copy(), []
     for s, y in reversed(rising):
         shares.append(float(s @ remainder) / float(s @ y))
@@ -514,6 +520,23 @@ def limit_step(step: ParameterPoint, point: ParameterPoint) -> ParameterPoint:
         _MAX_STEP,
     )
     return ParameterPoint(*(_MAX_STEP / longest * part for part in step))
+
+
+def move_point(point: ParameterPoint, step: ParameterPoint, share: float) -> ParameterPoint:
+    """Take a share of a step, along curves on which only the priors change.
+
+    The likelihood stays the same if a column of A grows as the means and standard deviations of its
+    source shrink, or if c makes up for equal changes of the means. A long straight step in such a
+    direction would lower the likelihood of many rows.
+    """
+    growth = -0.5 * share * step.log_variances.mean(axis=0)
+    mixing = (point.mixing * (1 - growth) + share * step.mixing) * np.exp(growth)
+    means = (point.means * (1 + growth) + share * step.means) * np.exp(-growth)
+    centre, change = point.means.mean(axis=0), share * step.means.mean(axis=0)
+    straight = (point.mixing + share * step.mixing) @ centre + point.mixing @ change
+    ahead = straight - mixing @ means.mean(axis=0)
+    moved = ParameterPoint(*(part + share * own for part, own in zip(point, step, strict=True)))
+    return moved._replace(mixing=mixing, means=means, offsets=moved.offsets + PROBIT_SCALE * ahead)
 
 
 def standard_errors(point: ParameterPoint, maximum: PosteriorMaximum) -> tuple[Array, Array, Array]:

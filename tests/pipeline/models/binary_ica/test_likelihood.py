@@ -21,6 +21,7 @@ from pipeline.fitting.loop import (
 from pipeline.learning.convergence import is_stage_over, warn_about_ending
 from pipeline.models.binary_ica import BLICA, BinaryICALikelihood
 from pipeline.models.binary_ica.likelihood import find_patterns, sum_scores
+from pipeline.models.binary_ica.probit_ica import PROBIT_SCALE
 from pipeline.models.binary_ica.scoring_steps import (
     ParameterPoint,
     PosteriorMaximum,
@@ -30,6 +31,7 @@ from pipeline.models.binary_ica.scoring_steps import (
     log_prior,
     make_empty_path,
     make_initial_priors,
+    move_point,
     update_priors,
 )
 from pipeline.numerics.metrics import match_columns, mean_cosine_similarity
@@ -196,6 +198,26 @@ def test_steps_are_limited_to_trust_region(fitted_example):
     longest = max(1.0, 1 / (0.9 * np.abs(point.mixing).max()))
     np.testing.assert_allclose(short.to_vector(), step.to_vector() / (7 * longest))
     np.testing.assert_allclose(limit_step(short, point).to_vector(), short.to_vector())
+
+
+def test_steps_along_which_only_priors_change_keep_the_likelihood(fitted_example):
+    _, _, X, state = fitted_example
+    point = state.params.point
+    growth, shift = np.array([0.4, -0.2]), np.array([0.5, 1.0])
+    step = ParameterPoint(
+        point.mixing * growth,
+        -PROBIT_SCALE * point.mixing @ shift,
+        np.ones_like(point.means) * shift - point.means * growth,
+        np.ones_like(point.log_variances) * -2 * growth,
+    )
+    moved = move_point(point, step, 1.0)
+    np.testing.assert_allclose(moved.mixing, point.mixing * np.exp(growth))
+    likelihoods = [
+        compute_log_likelihood(state.params.with_point(one), X) / len(X) for one in (point, moved)
+    ]
+    assert likelihoods[1] == pytest.approx(likelihoods[0], abs=1e-6)
+    unmoved = move_point(point, step, 0.0)
+    np.testing.assert_array_equal(unmoved.to_vector(), point.to_vector())
 
 
 def test_prior_updates_converge_to_em_fixed_point(fitted_example):
