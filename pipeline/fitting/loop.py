@@ -53,6 +53,7 @@ from pipeline.models.capabilities import (
     CanAccelerate,
     CanLearnLocally,
     CanPrepare,
+    CanStartOnSample,
     CanTakeNewtonSteps,
     CanWarmStart,
     HasInformationPass,
@@ -389,7 +390,7 @@ def _update_state(
     next_stage = model.next_stage(last, statistics)
     if next_stage is not None:
         return _begin_stage(next_stage)
-    if state.is_on_sample and isinstance(model, CanTakeNewtonSteps):
+    if state.is_on_sample and isinstance(model, CanStartOnSample):
         return replace(model.leave_sample(last, statistics), done=True)
     finished = model.finish(last, statistics)
     finished = replace(
@@ -531,14 +532,15 @@ def _start_on_sample(
     fit stays where it is, and only gets the information of the sample. Of several starts, the best
     ones remain as far as the sample cannot tell which is the best for all rows.
     """
-    if state.iteration or state.done or not isinstance(model, CanTakeNewtonSteps):
+    if state.iteration or state.done or not isinstance(model, CanStartOnSample):
         return state
-    n_needed = model.count_sample_rows(state) if model.acceleration != "none" else 0
+    is_plain = isinstance(model, CanAccelerate) and model.acceleration == "none"
+    n_needed = 0 if is_plain else model.count_sample_rows(state)
     sample = draw_sample(model, rows, executor, seed, n_needed, progress) if n_needed else None
     if sample is None:
         return state
     factor = sample.weight / sum(block.weight for block in sample.blocks)
-    tol = min(_SAMPLE_TOL * factor * model.tol, _MAX_SAMPLE_TOL)
+    tol = max(model.tol, min(_SAMPLE_TOL * factor * model.tol, _MAX_SAMPLE_TOL))
     own_model: Any = replace(model, tol=tol)  # type: ignore[call-arg]
     run = sample.make_row_source(rows), executor, seed, progress
     starts = [model.select_starts({model.get_start_kind(s): [s]}) for s in state.starts] or [state]
@@ -548,7 +550,7 @@ def _start_on_sample(
         if state.starts:
             found = _rank_starts(own_model, ended)[0].diagnostics
             ended = [replace(own, diagnostics={**own.diagnostics, **found}) for own in ended]
-        prepared = [_prepare_newton_steps(model, ended[k], factor, *run) for k in places]
+        prepared = [_prepare_passes(model, ended[k], factor, *run) for k in places]
     except FitError:
         return state  # all rows may do, or tell more about the reason
     chosen = [own for own in prepared if own is not None]
@@ -582,8 +584,8 @@ def _run_on_sample(
     return own
 
 
-def _prepare_newton_steps(
-    model: CanTakeNewtonSteps,
+def _prepare_passes(
+    model: Model,
     state: FitState,
     factor: float,
     rows: RowSource,
@@ -591,19 +593,22 @@ def _prepare_newton_steps(
     seed: int,
     progress: Progress,
 ) -> FitState | None:
-    """Return the start of the passes over all rows, with the information of a sample."""
+    """Return the start of the passes over all rows, with the information of a sample if needed."""
     (n_rows,) = rows.rows_per_chunk
-    working = model.begin_newton_steps(state, n_rows)
-    if working is None:
-        return None
-    statistics: Any = _collect_information(
-        model, state, working, rows, executor, seed, "information", progress
-    )
-    with limit_blas_threads():
-        inverse = model.invert_information(state, statistics.multiply(factor))
+    acceleration = {}
+    if isinstance(model, CanTakeNewtonSteps):
+        working = model.begin_newton_steps(state, n_rows)
+        if working is None:
+            return None
+        statistics: Any = _collect_information(
+            model, state, working, rows, executor, seed, "information", progress
+        )
+        with limit_blas_threads():
+            inverse = model.invert_information(state, statistics.multiply(factor))
+        acceleration = {"inverse": inverse}
     return replace(
         state,
-        acceleration={"inverse": inverse},
+        acceleration=acceleration,
         iteration=0,
         history=(),
         diagnostics={**state.diagnostics, "sample_rows": n_rows},

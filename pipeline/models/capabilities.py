@@ -348,11 +348,8 @@ class CanAccelerate(Protocol):
 
 
 @runtime_checkable
-class CanTakeNewtonSteps(CanAccelerate, Protocol):
-    """Starts on a sample of the rows, and takes Newton's steps with the information of the sample.
-
-    Gradients, the information and steps are about the same parameters, in the same order.
-    """
+class CanStartOnSample(Protocol):
+    """Starts on a sample of the rows, whose sums count several times (`multiply`)."""
 
     def count_sample_rows(self, state: FitState) -> int:
         """CENTRAL: return the least number of rows of the sample, given the first state.
@@ -365,6 +362,14 @@ class CanTakeNewtonSteps(CanAccelerate, Protocol):
 
         `state` ended the last stage on the sample, and `statistics` are of its last pass.
         """
+
+
+@runtime_checkable
+class CanTakeNewtonSteps(CanStartOnSample, CanAccelerate, Protocol):
+    """Takes Newton's steps with the information of the sample on which it starts.
+
+    Gradients, the information and steps are about the same parameters, in the same order.
+    """
 
     def begin_newton_steps(self, state: FitState, n_rows: int) -> Arrays | None:
         """CENTRAL: return the arrays that `summarize_information` needs for a sample of `n_rows`.

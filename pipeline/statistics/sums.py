@@ -313,6 +313,13 @@ class ScoreSums(UntiledStatistics):
             **sum_by_segment(self, other, _BY_SEGMENT),
         )
 
+    def multiply(self, factor: float) -> Self:
+        """Return the sums over rows that are so many times as frequent."""
+        values = {name: factor * value for name, value in vars(self).items()}
+        counts = {name: np.rint(values[name]).astype(np.int64) for name in ("n_unsettled", "rows")}
+        own = {"segments": self.segments, "variance": factor**2 * self.variance}
+        return replace(self, **{**values, **counts, **own})
+
 
 @dataclass(frozen=True)
 class JointStatistics:
