@@ -168,7 +168,7 @@ class BernoulliMixtureParams(HasParts):
         if self.regression is not None:
             coefficients = {"intercepts": others[0], "coefficients": others[1:]}
             return replace(params, regression=replace(self.regression, **coefficients))
-        weights = np.exp(scipy.special.log_softmax(np.maximum(others, -limit), axis=1))
+        weights = np.exp(scipy.special.log_softmax(np.clip(others, -limit, limit), axis=1))
         if self.groups is None:
             return replace(params, weights=weights[0])
         return replace(params, groups=replace(self.groups, group_class_weights=weights))

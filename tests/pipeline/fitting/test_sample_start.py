@@ -135,6 +135,26 @@ def test_a_start_from_an_earlier_fit_takes_only_the_information_from_a_sample() 
     assert abs(get_log_likelihood(warm) - get_log_likelihood(cold)) < 1e-3
 
 
+class LongFirstStep(LatentTrait):
+    """Goes so far in its first step of Newton's method that the rows become impossible."""
+
+    def move_params(self, state: FitState, change: Any, weight: float) -> Any:
+        factor = 1 if "damping" in state.acceleration else 1000
+        return super().move_params(state, factor * change, weight)
+
+    def objective(self, params: Any, statistics: Any) -> float:
+        value = super().objective(params, statistics)
+        return value if value > -N_ITEMS else -np.inf
+
+
+def test_a_step_without_an_objective_is_rejected() -> None:
+    data = draw_rows()
+    expected, found = (fit(data, kind(n_components=1)) for kind in (LatentTrait, LongFirstStep))
+    assert found.converged
+    assert found.iteration > expected.iteration
+    assert abs(get_log_likelihood(found) - get_log_likelihood(expected)) < 1e-4
+
+
 class Interruption(Exception):
     pass
 

@@ -112,7 +112,9 @@ def test_a_class_that_the_sample_hardly_has_is_looked_for_in_all_rows(
     np.testing.assert_array_equal(found.params.probabilities, cold.params.probabilities)
 
 
-def test_a_step_to_an_infinite_objective_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_an_outlying_number_makes_too_long_is_rejected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sample_start, "MIN_SAMPLE", 1000)
     frame, features = draw_rows(seed=18)[:3000], [*BINARY, "number"]
     frame.loc[18, "number"] = 1e4  # not in the sample
