@@ -503,7 +503,7 @@ def fit_model(
         first = collect_first_statistics(model, rows, executor, seed, progress)
         state = start_fit(model, first, rows, executor, seed, progress=progress)
     convergence = model.get_convergence_criterion(state)
-    if not state.done and is_stage_over(convergence, state.history):
+    if not (state.done or state.iteration) and is_stage_over(convergence, state.history):
         state = _end_fit(model, state, convergence, state.history)  # it only needed its pair work
     has_fixed_statistics = model.counts_key(rows.n_features) is not None
     while not state.done:

@@ -13,6 +13,7 @@ from pipeline.data.features import Feature
 from pipeline.executors.base import SerialExecutor, ThreadsExecutor
 from pipeline.fitting import sample_start
 from pipeline.fitting.loop import collect_first_statistics, fit_model, start_fit
+from pipeline.models.bernoulli_mixture.model import BernoulliMixture
 from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
@@ -106,8 +107,16 @@ def test_every_executor_gives_the_same_bytes() -> None:
     assert get_bytes(fit(data, model, ThreadsExecutor(3))) == expected
 
 
-def test_a_resumed_fit_has_the_same_bytes_wherever_it_was_interrupted() -> None:
-    data, model = draw_rows(), LatentTrait(n_components=1)
+@pytest.mark.parametrize(
+    ("data", "model"),
+    [
+        (draw_rows(), LatentTrait(n_components=1)),
+        (draw_rows(missing=0.2, seed=1), BernoulliMixture(4, starts=4, errors="none")),
+    ],
+)
+def test_a_resumed_fit_has_the_same_bytes_wherever_it_was_interrupted(
+    data: DenseData, model: Any
+) -> None:
     states: list[FitState] = []
     expected = get_bytes(fit(data, model, checkpoint=states.append))
     assert len(states) >= 2
