@@ -133,7 +133,7 @@ def test_a_start_from_an_earlier_fit_takes_only_the_information_from_a_sample() 
     first = collect_first_statistics(model, rows, SERIAL, 0)
     labels: list[str] = []
 
-    def record(label: str, done: int, total: int, n_rows: int) -> None:
+    def record(label: str, done: int, total: int, rows: int) -> None:
         labels.append(label)
 
     state = start_fit(model, first, rows, SERIAL, 0, initial_params=before, progress=record)
