@@ -86,19 +86,19 @@ def draw_truth(model: str, n_features: int) -> Truth:
     return Truth(loadings / noise, rng.uniform(-1, 1, n_features) / noise[:, 0], "probit")
 
 
-class RowRange(NamedTuple):
+class FileRows(NamedTuple):
     """Rows first to stop − 1, which are written to one file."""
 
     first: int
     stop: int
 
 
-def list_files(first: int, stop: int) -> list[RowRange]:
+def list_files(first: int, stop: int) -> list[FileRows]:
     """Cut rows into files."""
-    return [RowRange(k, min(k + ROWS_PER_FILE, stop)) for k in range(first, stop, ROWS_PER_FILE)]
+    return [FileRows(k, min(k + ROWS_PER_FILE, stop)) for k in range(first, stop, ROWS_PER_FILE)]
 
 
-def draw_causes(truth: Truth, rows: RowRange) -> Array:
+def draw_causes(truth: Truth, rows: FileRows) -> Array:
     """Draw z of rows, (n_rows, n_causes); blocks of rows have random generators of their own."""
     n_causes = truth.weights.shape[1]
     blocks = []
@@ -113,7 +113,7 @@ def draw_causes(truth: Truth, rows: RowRange) -> Array:
     return np.concatenate(blocks)
 
 
-def write_file(truth: Truth, folder: AnyPath, rows: RowRange) -> int:
+def write_file(truth: Truth, folder: AnyPath, rows: FileRows) -> int:
     """Draw rows and write them to a Parquet file of the folder; return its size in bytes."""
     grid = np.arange(-_LINK_LIMIT * _LINK_STEPS, _LINK_LIMIT * _LINK_STEPS + 1) / _LINK_STEPS
     table = (expit if truth.link == "logistic" else ndtr)(grid)
@@ -216,7 +216,7 @@ class Run:
         self.steps.append(step)
         write_text(self.record, json.dumps(self.steps))
 
-    def describe(self, rows: RowRange, **values: Any) -> Step:
+    def describe(self, rows: FileRows, **values: Any) -> Step:
         """Describe a step by its packed rows; `do` adds its name and its time."""
         n_rows = rows.stop - rows.first
         values = {"bytes": n_rows * self.n_features // 8, "cores": self.cores, **values}
@@ -237,8 +237,8 @@ def run_command(*arguments: str) -> dict[str, Any]:
 def run_model(run: Run, model: str) -> None:
     """Draw, ingest and fit the rows of one model, and compute the codes of further rows."""
     truth, folder = draw_truth(model, run.n_features), run.store / model
-    rows = RowRange(0, run.n_rows)
-    further = RowRange(run.n_rows, run.n_rows + max(2, int(run.n_rows * FURTHER_ROWS)))
+    rows = FileRows(0, run.n_rows)
+    further = FileRows(run.n_rows, run.n_rows + max(2, int(run.n_rows * FURTHER_ROWS)))
     dataset = folder / "rows.zarr"
     for name, part in (("rows", rows), ("further", further)):
         ingest = partial(_ingest, run, folder / name, folder / f"{name}.zarr", part, "--overwrite")
@@ -249,31 +249,31 @@ def run_model(run: Run, model: str) -> None:
     run.do(f"{model}: codes", partial(_transform, run, truth, folder, further))
     if model == "clipped-pca":
         run.do(f"{model}: append", partial(_append, run, folder / "further", dataset, further))
-        everything = RowRange(0, further.stop)
+        everything = FileRows(0, further.stop)
         run.do(f"{model}: fit again", partial(_fit, run, model, truth, folder, everything))
 
 
-def _draw(run: Run, truth: Truth, folder: AnyPath, rows: RowRange) -> Step:
+def _draw(run: Run, truth: Truth, folder: AnyPath, rows: FileRows) -> Step:
     folder.mkdir(parents=True, exist_ok=True)
     with open_executor() as executor:
         sizes = executor.map(partial(write_file, truth, folder), list_files(*rows))
         return run.describe(rows, bytes=sum(sizes))
 
 
-def _ingest(run: Run, source: AnyPath, dataset: AnyPath, rows: RowRange, flag: str) -> Step:
+def _ingest(run: Run, source: AnyPath, dataset: AnyPath, rows: FileRows, flag: str) -> Step:
     run_command("ingest", f"{source}/*.parquet", "--dataset", str(dataset), flag)
     n_bytes = next(s.bytes for s in run.steps if s.name.endswith(f"draw {source.name}"))
     return run.describe(rows, bytes=n_bytes, cores=count_cpus())
 
 
-def _append(run: Run, source: AnyPath, dataset: AnyPath, rows: RowRange) -> Step:
+def _append(run: Run, source: AnyPath, dataset: AnyPath, rows: FileRows) -> Step:
     """Append the further rows, unless an interrupted run has done so already."""
     if open_dataset(dataset).n_rows == rows.stop:
         return run.describe(rows)
     return _ingest(run, source, dataset, rows, "--append")
 
 
-def _fit(run: Run, model: str, truth: Truth, folder: AnyPath, rows: RowRange) -> Step:
+def _fit(run: Run, model: str, truth: Truth, folder: AnyPath, rows: FileRows) -> Step:
     place = ["--dataset", f"{folder / 'rows.zarr'}", "--output", f"{folder / 'fits'}"]
     choices = ["--model", model, "--components", str(truth.weights.shape[1])]
     summary = run_command("fit", *place, *choices, "--no-report", "--resume")
@@ -289,7 +289,7 @@ def _fit(run: Run, model: str, truth: Truth, folder: AnyPath, rows: RowRange) ->
     )
 
 
-def _transform(run: Run, truth: Truth, folder: AnyPath, rows: RowRange) -> Step:
+def _transform(run: Run, truth: Truth, folder: AnyPath, rows: FileRows) -> Step:
     place = ["--dataset", f"{folder / 'further.zarr'}", "--artifact", f"{folder / 'fits'}"]
     output = folder / "codes.zarr"
     run_command("transform", *place, "--output", f"{output}", "--overwrite")
@@ -322,7 +322,7 @@ def find_class_order(truth: Truth, probabilities: Array) -> list[int]:
     return [int(k) for k in linear_sum_assignment(distances)[1]]
 
 
-def compare_codes(truth: Truth, codes: Mapping[str, Array], rows: RowRange) -> str:
+def compare_codes(truth: Truth, codes: Mapping[str, Array], rows: FileRows) -> str:
     """Compare the codes of rows with the causes that the rows were drawn from."""
     causes = draw_causes(truth, rows)
     if truth.class_weights:

@@ -77,7 +77,7 @@ class Tree(NamedTuple, Generic[T, R, F]):
 
 
 def look_ahead(tree: Tree[T, R, F], spans: Sequence[Sequence[T]]) -> list[Sequence[T]]:
-    """Tell each span of one process of some of those that follow it there."""
+    """Return the spans of one process, each with some of those that follow it there."""
     following = (spans[k : k + _SPANS_AHEAD] for k in range(1, len(spans) + 1))
     return [
         tree.look_ahead(span, [*chain.from_iterable(later)])

@@ -258,7 +258,7 @@ def reduce_pieces(
 
 
 def _look_ahead(pieces: Sequence[Piece], following: Sequence[Piece]) -> list[Piece]:
-    """Tell the last of the pieces what following ones read."""
+    """Return the pieces, the last with the chunks that following pieces read."""
     later = tuple(dict.fromkeys(key for piece in following for key in piece.keys))[:_N_LATER]
     return [*pieces[:-1], pieces[-1]._replace(later=later)]
 
