@@ -358,14 +358,25 @@ def count_threads(executor: Executor) -> int:
     return sum(w["nthreads"] for w in describe().values()) if describe else count_cpus()
 
 
+def parse_count(text: str) -> int:
+    """Read a number such as 1000 or 1e9, at least 10."""
+    try:
+        count = int(float(text))
+    except (ValueError, OverflowError):
+        count = 0
+    if count < 10:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of at least 10, such as 1e9.")
+    return count
+
+
 def main() -> None:
     """Run all models, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--store", required=True, help="folder or URL for all data")
-    parser.add_argument("--rows", type=lambda text: int(float(text)), default=10**9)
-    parser.add_argument("--features", type=int, default=64)
+    parser.add_argument("--rows", type=parse_count, default=10**9)
+    parser.add_argument("--features", type=parse_count, default=64)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--price", type=float, default=0.04, help="dollars per core-hour")
     options = parser.parse_args()
