@@ -710,10 +710,10 @@ def _run_e_step(
     Components are drawn from the posterior at the beginning of some starts, whose first pass counts
     pairs of observed values only.
     """
-    if len(params.weights) == 1 and block.observed_words is None:
+    counts_observed = bool(working.get("counts_observed", False))
+    if len(params.weights) == 1 and block.observed_words is None and not counts_observed:
         return _count_single_tree(params, bool(working["finds_trees"]), block)
     total, n_levels = 0.0, params.levels_per_feature
-    counts_observed = bool(working.get("counts_observed", False))
     draws = bool(working.get("draws", False)) and len(params.weights) > 1
     if counts_observed:
         name, sizes = "observed_pairs", (n_levels.sum(), n_levels.sum())

@@ -843,7 +843,8 @@ def _sum_level_nodes(rows: _Rows, items: LevelItems, nodes: Nodes, totals: _Tota
     has_asymptotes = items.asymptotes is not None
     has_only_ones, dtype = has_asymptotes and rows.observed is None, "d" if has_asymptotes else "f"
     parts, regression = _split_jacobian(totals.jacobian, items), rows.regression
-    has_pairs, has_scores = _has_pairs(items, regression), totals.products.size > 0
+    has_scores = totals.products.size > 0  # False too if no parameter is free
+    has_pairs = has_scores and _has_pairs(items, regression)
     counts = np.zeros((int(count_item_levels(items.n_planes).sum()), len(nodes.points)))
     if has_scores:
         table = _tabulate_scores(items, nodes, parts.planes, has_only_ones)
