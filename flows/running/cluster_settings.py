@@ -14,9 +14,10 @@ from urllib.parse import SplitResult, urlsplit
 
 from flows.cli.options import SourcedValue
 from flows.running.environment import is_server_configured
-from flows.running.resources import parse_memory_size
+from flows.running.resources import parse_memory_size, read_memory_size
 from flows.running.server import check_server
 from pipeline.errors import FitError
+from pipeline.executors.base import find_max_workers
 from storage.extras import check_installed
 
 if TYPE_CHECKING:
@@ -78,6 +79,14 @@ def resolve_cluster_settings(options: Mapping[str, Any]) -> ClusterSettings:
     workers, worker_memory = _parse_count(settings, "workers"), _parse_worker_memory(settings)
     timeout = _parse_count(settings, "worker_timeout") or ClusterSettings.worker_timeout
     if address is None:
+        if workers is not None:
+            check_local_workers(workers, settings["workers"].source)
+        if worker_memory is not None and worker_memory > (memory := read_memory_size()):
+            value, source = settings["worker_memory"]
+            raise FitError(
+                f"{source} is {value!r}, but this machine has {memory / 1e9:.1f} GB of memory. "
+                "Choose less."
+            )
         if "cluster" in settings:
             workers = workers or _count_cores()
         if workers is None:
@@ -88,6 +97,18 @@ def resolve_cluster_settings(options: Mapping[str, Any]) -> ClusterSettings:
         return ClusterSettings(None, workers, worker_memory, timeout)
     security = _make_security(address, tls) if address.scheme == "tls" else None
     return ClusterSettings(address.geturl(), workers, worker_memory, timeout, security)
+
+
+def check_local_workers(n_workers: int, source: str) -> None:
+    """Raise `FitError` if this machine cannot run so many workers; `source` names the setting."""
+    n_cpus, memory = _count_cores(), read_memory_size()
+    most = min(find_max_workers(n_cpus), memory // _MIN_WORKER_MEMORY)
+    if n_workers > most:
+        raise FitError(
+            f"{source} is {n_workers:,}, but {n_cpus} CPUs and {memory / 1e9:.1f} GB of memory are "
+            f"enough for {most} workers. Choose at most so many, or use a cluster of several "
+            "machines by {cluster}."
+        )
 
 
 def _make_security(address: SplitResult, tls: Mapping[str, SourcedValue]) -> Security:
@@ -210,9 +231,10 @@ def _parse_count(settings: Mapping[str, SourcedValue], name: str) -> int | None:
     if name not in settings:
         return None
     value, source = settings[name]
-    if not str(value).isascii() or not str(value).isdigit() or int(value) < 1:
-        raise FitError(f"{source} is {value!r}. Set it to a whole number of at least 1.")
-    return int(value)
+    text = str(value)
+    if not (text.isascii() and text.isdigit() and len(text) < 8 and int(text)):
+        raise FitError(f"{source} is {value!r}. Set it to a whole number from 1 to 9,999,999.")
+    return int(text)
 
 
 def _parse_worker_memory(settings: Mapping[str, SourcedValue]) -> int | None:

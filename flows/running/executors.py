@@ -11,7 +11,11 @@ from typing_extensions import Unpack
 
 from flows.cli.options import ExecutorName, ExecutorOptions, parse_local_path
 from flows.cli.startup import pause_garbage_collection
-from flows.running.cluster_settings import ClusterSettings, resolve_cluster_settings
+from flows.running.cluster_settings import (
+    ClusterSettings,
+    check_local_workers,
+    resolve_cluster_settings,
+)
 from flows.running.resources import find_memory_limit, keep_freed_memory
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor, SerialExecutor, ThreadsExecutor
@@ -89,6 +93,8 @@ def check_executor_options(
             )
     if workers and name == "serial":
         raise FitError("{workers} cannot be combined with {executor=serial}. Use threads or dask.")
+    if workers:
+        check_local_workers(workers, "{workers}")
     return None
 
 

@@ -220,6 +220,11 @@ class ThreadsExecutor(LocalExecutor):
                 end.set()  # cancel running items; leaving the pool waits for them
 
 
+def find_max_workers(n_cpus: int) -> int:
+    """Return the largest useful number of workers of a machine; more would only take memory."""
+    return 16 * n_cpus
+
+
 def choose_executor(executor: Executor | str | None, n_jobs: int | None) -> Executor:
     """Return the executor; without one, or with the name of a kind, make it as `make_executor`."""
     if isinstance(executor, str):
@@ -238,6 +243,12 @@ def make_executor(n_jobs: int | None) -> Executor:
         text = "{n_jobs} is 0. Choose a number of threads, or -1 for all CPUs."
         raise FitError(text, parameter="n_jobs")
     n_threads = n_jobs or 1
+    if n_threads > (most := find_max_workers(count_cpus())):
+        raise FitError(
+            f"{{n_jobs}} is {n_threads:,}, but this machine has {count_cpus()} CPUs. Choose at "
+            f"most {most}, or -1 for all CPUs.",
+            parameter="n_jobs",
+        )
     if n_threads < 0:
         n_threads = max(1, count_cpus() + 1 + n_threads)
     return SerialExecutor() if n_threads == 1 else ThreadsExecutor(n_threads)

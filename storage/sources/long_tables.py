@@ -216,7 +216,10 @@ class _FileColumns(NamedTuple):
         Names of rows are integers of 64 bits if possible, all other names are texts.
         """
         if name in (*self.columns.row, self.columns.feature):
-            return _encode_dictionary(column, name != self.columns.feature)
+            try:
+                return _encode_dictionary(column, name != self.columns.feature)
+            except DataError as error:
+                raise DataError(f"{self.path}: column {name!r}: {error}") from None
         is_value = name == self.columns.value and is_feature_type(column.type)
         if pa.types.is_dictionary(column.type) and not is_value:
             column = column.dictionary_decode()
@@ -255,16 +258,36 @@ def _encode_dictionary(column: pa.Array, keeps_integers: bool) -> pa.DictionaryA
 def _convert_names(names: pa.Array) -> pa.Array:
     """Turn names that are whole numbers into integers of 64 bits, and all others into texts.
 
-    Programs store whole numbers as fractions if some are missing, which NaN stands for.
+    Programs store whole numbers as fractions if some are missing, which NaN stands for. The text of
+    a name does not depend on the other names, which differ between batches.
+
+    Raises `DataError` if a fraction is so large that it may stand for several whole numbers.
     """
     if pa.types.is_floating(names.type):
-        names = pc.if_else(pc.is_nan(names), None, names)
-    if pa.types.is_integer(names.type) or pa.types.is_floating(names.type):
+        return _convert_fractions(names)
+    if pa.types.is_integer(names.type):
         with suppress(pa.ArrowInvalid):
             integers = names.cast(pa.int64())
             if pc.index(integers, MISSING_INTEGER).as_py() < 0:
                 return integers
     return names.cast(pa.string())
+
+
+def _convert_fractions(names: pa.Array) -> pa.Array:
+    exact = 2 << np.finfo(names.type.to_pandas_dtype()).nmant
+    values = names.cast(pa.float64())
+    values = pc.if_else(pc.is_nan(values), None, values)
+    if (place := pc.index(pc.greater_equal(pc.abs(values), float(exact)), True).as_py()) >= 0:
+        raise DataError(
+            f"{values[place].as_py():g} names a row or a feature, but fractions of "
+            f"{names.type.bit_width} bits are not exact from {exact:,} on, so that different names "
+            "may look the same. Store the names as integers or texts."
+        )
+    is_whole = pc.equal(pc.floor(values), values)
+    integers = pc.if_else(is_whole, values, None).cast(pa.int64())
+    if integers.null_count == values.null_count:
+        return integers
+    return pc.if_else(is_whole, integers.cast(pa.string()), names.cast(pa.string()))
 
 
 def _sort_dictionary(column: pa.DictionaryArray) -> pa.DictionaryArray:

@@ -154,6 +154,7 @@ def test_why_there_is_no_likelihood_is_said() -> None:
             "^layers must be whole numbers or None, but is '4,2'",
         ),
         ({"n_jobs": 0}, "^n_jobs is 0. Choose a number of threads, or -1 for all CPUs"),
+        ({"n_jobs": 99_999}, "^n_jobs is 99,999, but this machine has .* or -1 for all CPUs"),
         ({"seed": -1}, "^seed must be 0 to"),
         ({"split": "tes"}, "d.zarr: split: there is no split 'tes'"),
     ],

@@ -153,6 +153,8 @@ def test_an_address_with_a_secret_is_not_shown(cluster, monkeypatch):
         {"worker_memory": "much", "workers": 2},
         {"worker_memory": "1e400GB", "workers": 2},
         {"worker_memory": "4", "workers": 2},
+        {"worker_memory": "500TiB", "workers": 2},
+        {"worker_timeout": 10**20, "workers": 2},
         {"cluster": "local", "tls_ca": "ca.pem"},
         {"cluster": "tcp://127.0.0.1:1", "tls_key": "key.pem"},
     ],
@@ -162,7 +164,19 @@ def test_settings_that_cannot_be(where):
     assert "--" in refusal(**where)
 
 
-@pytest.mark.parametrize("workers", ["0", "many", "2.5", "-1"])
+@pytest.mark.parametrize("where", [{"name": "threads"}, {"name": "dask"}, {"cluster": "local"}])
+def test_more_workers_than_a_machine_can_run_are_refused(monkeypatch, where):
+    text = refusal(workers=99_999, **where)
+    assert text.startswith(f"--workers is 99,999, but {CPU_COUNT} CPUs and")
+    most = int(text.partition("enough for ")[2].split()[0])
+    assert 0 < most <= 16 * CPU_COUNT
+    check_executor_options(workers=most, **where)
+    refusal(workers=most + 1, **where)
+    environment(monkeypatch, cluster=ADDRESS)
+    assert "certificate" in refusal(workers=99_999)  # elsewhere, so many may exist
+
+
+@pytest.mark.parametrize("workers", ["0", "many", "2.5", "-1", "9" * 5000, "99999"])
 def test_a_variable_that_cannot_be_is_named(monkeypatch, workers):
     environment(monkeypatch, workers=workers)
     assert "LATENTBITS_WORKERS" in refusal()

@@ -5,6 +5,7 @@ import gzip
 import signal
 import tempfile
 import threading
+from math import inf
 from dataclasses import replace
 
 import numpy as np
@@ -249,6 +250,11 @@ def memory(request, monkeypatch):
         (pa.int64(), [-(2**63), 1, 1, 1], [str(-(2**63)), "1"]),
         (pa.float64(), [7.0, 1e15, 7.0, -3.0], [7, 10**15, -3]),
         (pa.float64(), [7.0, 2.5, 7.0, 0.0], ["7", "2.5", "0"]),
+        (pa.float64(), [1e15 + 1, 2.0**53 - 1, 1e15 + 1, 0.0], [10**15 + 1, 2**53 - 1, 0]),
+        (pa.float64(), [1e15 + 1, 0.5, 1e15 + 1, 2.0**33], [str(10**15 + 1), "0.5", str(2**33)]),
+        (pa.float64(), [0.5, 1e-9, -0.0, 0.0], ["0.5", "1e-9", "0"]),
+        (pa.float32(), [0.1, 12345678.0, 2.0, 0.1], ["0.1", "12345678", "2"]),
+        (pa.float16(), [7.0, 1024.0, 7.0, 0.0], [7, 1024, 0]),
         (pa.string(), ["None", "nan", "007", "7"], ["None", "nan", "007", "7"]),
         (pa.dictionary(pa.int8(), pa.int64()), [7, 0, 7, 0], [7, 0]),
         (pa.bool_(), [True, False, True, True], [1, 0]),
@@ -266,6 +272,20 @@ def test_integers_stay_integers_and_all_else_becomes_text(tmp_path, kind, ids, e
     both = [*dict.fromkeys([*map(str, expected), "7", "007", "last"])]
     assert read(*paths, **event)[2] == {"call": both}
     assert {*read(*paths[::-1], **event)[2]["call"]} == {*both}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(pa.float64(), 2.0**53), (pa.float64(), -1e17), (pa.float32(), 2.0**24), (pa.float64(), inf)],
+)
+@pytest.mark.parametrize("column", ["call", "voter"])
+def test_fractions_that_may_stand_for_several_names_are_refused(tmp_path, kind, name, column):
+    lines = {"call": pa.array(["a", "b"]), "voter": pa.array(["x", "y"])}
+    lines[column] = pa.array([1.0, name], kind)
+    pa.parquet.write_table(pa.table(lines), tmp_path / "a.parquet")
+    message = refused(str(tmp_path / "a.parquet"), long="row=call,feature=voter")
+    assert message.startswith(f"{tmp_path / 'a.parquet'}: column {column!r}: {name:g} names")
+    assert message.endswith("Store the names as integers or texts.")
 
 
 @pytest.mark.usefixtures("memory")
