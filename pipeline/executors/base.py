@@ -53,7 +53,7 @@ class Tree(NamedTuple, Generic[T, R, F]):
     is_open
         Whether the last item remains a node of its own, of height −1.
     look_ahead
-        Adds to the items of a span what it should know of the items that follow in its process.
+        Adds to the items of a span what it should know of the items that follow in its thread.
     """
 
     items: Sequence[T]
@@ -76,9 +76,12 @@ class Tree(NamedTuple, Generic[T, R, F]):
         return [*spans, Node(-1, self.items[-1:])] if self.is_open else spans
 
 
-def look_ahead(tree: Tree[T, R, F], spans: Sequence[Sequence[T]]) -> list[Sequence[T]]:
-    """Return the spans of one process, each with some of those that follow it there."""
-    following = (spans[k : k + _SPANS_AHEAD] for k in range(1, len(spans) + 1))
+def look_ahead(
+    tree: Tree[T, R, F], spans: Sequence[Sequence[T]], n_threads: int = 1
+) -> list[Sequence[T]]:
+    """Return the spans of threads that take turns, each with some of those that follow it there."""
+    starts = range(n_threads, n_threads + len(spans))
+    following = (spans[k : k + n_threads * _SPANS_AHEAD : n_threads] for k in starts)
     return [
         tree.look_ahead(span, [*chain.from_iterable(later)])
         for span, later in zip(spans, following, strict=True)
@@ -162,7 +165,7 @@ class LocalExecutor(ABC):
         arguments = [
             argument
             for tree, own in zip(trees, spans, strict=True)
-            for argument in look_ahead(tree, [span.value for span in own])
+            for argument in look_ahead(tree, [span.value for span in own], self.n_threads)
         ]
         with closing(self.map(function, arguments)) as values:
             for tree, own in zip(trees, spans, strict=True):

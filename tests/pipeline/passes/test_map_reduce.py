@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from threading import Barrier
 from typing import ClassVar
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.passes.map_reduce import CHUNKS_PER_GROUP, split_chunks_into_groups, tree_merge
+from pipeline.data.blocks import PackedChunk, RowSource
+from pipeline.executors.base import ThreadsExecutor
+from pipeline.passes.map_reduce import (
+    CHUNKS_PER_GROUP,
+    collect_statistics,
+    split_chunks_into_groups,
+    tree_merge,
+)
+from pipeline.statistics.counts import FeatureCounts
+from tests.support.strategies import DenseData, make_memory_rows
 
 
 @dataclass(frozen=True)
@@ -86,3 +98,34 @@ def test_no_more_partial_results_are_held_than_the_tree_is_high() -> None:
 def test_nothing_cannot_be_merged() -> None:
     with pytest.raises(ValueError, match="There are no parts"):
         tree_merge([])
+
+
+@dataclass
+class PacedReader:
+    """Reads a chunk in each thread at the same time, and records what is read ahead too late."""
+
+    rows: RowSource
+    pace: Barrier
+    read: set[int] = field(default_factory=set)
+    too_late: list[int] = field(default_factory=list)
+
+    def __call__(self, key: int) -> PackedChunk:
+        self.pace.wait(timeout=60)
+        self.read.add(key)
+        return self.rows.read(key)
+
+    def read_ahead(self, keys: Iterable[int]) -> None:
+        self.too_late += [key for key in islice(keys, 5) if key in self.read]
+
+
+@pytest.mark.parametrize("n_threads", [1, 2])
+def test_threads_read_ahead_only_chunks_that_no_thread_has_summed(n_threads: int) -> None:
+    X = np.random.default_rng(0).integers(0, 2, (64 * 64, 3), np.uint8)
+    rows = make_memory_rows(DenseData(X), [64] * 64)
+    reader = PacedReader(rows, Barrier(n_threads))
+    rows = replace(rows, read=reader)
+    executor = ThreadsExecutor(n_threads)
+    counts = collect_statistics(FeatureCounts.from_block, rows, executor, "ones")
+    assert counts.ones[0].tolist() == X.sum(axis=0).tolist()
+    assert reader.too_late == []
+    assert reader.read == {*range(64)}

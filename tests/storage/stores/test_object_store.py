@@ -103,20 +103,20 @@ def count_ones(dataset: BinaryDataset) -> list[int]:
     return counts.ones[0].tolist()
 
 
-def test_a_pass_has_five_chunks_in_flight(faulty_bucket, faulty):
-    X = random_bits(64 * 24, 5)
+def test_a_pass_has_thirteen_chunks_in_flight(faulty_bucket, faulty):
+    X = random_bits(64 * 32, 5)
     dataset = write_dataset(parse_path(f"{faulty_bucket}/d.zarr"), X, words_per_chunk=2)
-    in_flight, keys = Barrier(5), []
+    in_flight, keys = Barrier(13), []
 
     def fault(request: ProxyRequest) -> None:
         if "/bits/c/" in request.path:
             keys.append(request.path)
-            if len(keys) <= 10:
+            if len(keys) <= 13:
                 in_flight.wait(timeout=60)
 
     faulty.fault = fault
     assert count_ones(dataset) == X.sum(axis=0).tolist()
-    assert len(keys) == len(set(keys)) == dataset.n_chunks == 12
+    assert len(keys) == len(set(keys)) == dataset.n_chunks == 16
 
 
 def test_a_pass_goes_on_while_the_store_throttles(faulty_bucket, faulty):
