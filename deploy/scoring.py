@@ -27,6 +27,17 @@ def list_features() -> list[str]:
     return list(scorer.fitted.feature_names)
 
 
+@app.post("/next-items")
+def choose_next_items(
+    answers: dict[str, Any], n: int = 1, max_error: float = 0.0, segment: str | None = None
+) -> dict[str, Any]:
+    """Choose the items to ask next, given the answers so far."""
+    try:
+        return scorer.next_items(answers, n, max_error=max_error, segment=segment)._asdict()
+    except ValueError as error:
+        raise HTTPException(422, str(error)) from None
+
+
 # Not `async`: each request runs on a thread of its own.
 @app.post("/codes")
 def compute_codes(row: dict[str, Any], segment: str | None = None) -> dict[str, float | bool]:

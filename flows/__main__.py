@@ -11,7 +11,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
-from flows.cli.startup import PROGRAM, PROGRAM_VARIABLE
+from flows.cli.startup import PROGRAM, PROGRAM_VARIABLE, find_module
 
 COMMANDS = {
     "Data": {
@@ -23,6 +23,7 @@ COMMANDS = {
         "evaluate": "Compare fitted models on a dataset.",
         "transform": "Compute the latent codes of every row.",
         "query": "Compute probabilities of features given others.",
+        "next-items": "Choose the next items of an adaptive test.",
         "export": "Write results as tables for R, pandas and Excel.",
         "models": "List the models that can be fitted.",
         "runs": "List the fits in a folder.",
@@ -64,7 +65,7 @@ def main() -> None:
         # Start afresh, as `python -m` does. With -P, files in the working folder whose names equal
         # those of our packages are not imported.
         os.environ[PROGRAM_VARIABLE] = PROGRAM
-        _replace_process([sys.executable, "-P", "-m", f"flows.{name}", *rest])
+        _replace_process([sys.executable, "-P", "-m", find_module(name), *rest])
     else:
         similar = get_close_matches(name, list_commands(), n=1)
         hint = f"Did you mean {similar[0]}?" if similar else f"See {PROGRAM} --help."
@@ -105,7 +106,7 @@ def generate_completion_script(commands: Sequence[str], shell: Any) -> str:
     root = App(name=PROGRAM)
     for name in commands:
         is_package = name in ("experiments", "report")
-        module = import_module(f"flows.{name}.__main__" if is_package else f"flows.{name}")
+        module = import_module(find_module(name) + ".__main__" * is_package)
         root.command(module.app, name=name)
     return root.generate_completion(prog_name=PROGRAM, shell=shell)
 

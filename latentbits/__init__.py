@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         TreeMixture,
     )
     from latentbits.fitted import Fitted, load
-    from latentbits.functions import evaluate, fit, link_items, query, transform
+    from latentbits.functions import contrast, evaluate, fit, link_items, query, transform
     from latentbits.scorer import Scorer
     from storage import load_artifact, open_codes
 
@@ -58,6 +58,7 @@ __all__ = [
     "Scorer",
     "Stack",
     "TreeMixture",
+    "contrast",
     "evaluate",
     "fit",
     "from_dataframe",
@@ -76,6 +77,7 @@ _MODULES = {
     **dict.fromkeys(("evaluate", "fit", "transform"), "latentbits.functions"),
     **dict.fromkeys(("from_dataframe", "from_numpy", "open_dataset"), "latentbits.data"),
     **dict.fromkeys(("Fitted", "load"), "latentbits.fitted"),
+    "contrast": "latentbits.functions",
     "link_items": "latentbits.functions",
     "query": "latentbits.functions",
     "Scorer": "latentbits.scorer",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
@@ -24,6 +24,14 @@ from pipeline.data.tables import (
 )
 from pipeline.errors import FitError, format_suggestion
 from pipeline.executors.base import limit_blas_threads, make_executor
+from pipeline.inference.next_items import (
+    ItemBank,
+    ItemLimits,
+    NextItems,
+    choose_next_items,
+    find_answers,
+    make_item_bank,
+)
 from pipeline.inference.transform import cast_for_storage
 from pipeline.params import label_positions
 from pipeline.random import RowRandom
@@ -77,6 +85,7 @@ class Scorer:
         self._rng = RowRandom(0)
         self._features, self._levels = fitted.features, fitted.feature_levels
         self._continuous = find_continuous(fitted.features)
+        self._item_banks: dict[int, ItemBank] = {}
         # Compiled code is loaded now, with and without missing values, not by the first row.
         some = np.eye(1, len(self._places), dtype=np.uint8)
         numbers = self._make_numbers(1)
@@ -136,6 +145,77 @@ class Scorer:
             for array, columns in self._columns.items()
             for position, column in columns
         }
+
+    def next_items(
+        self,
+        answers: Mapping[str, Any],
+        n: int = 1,
+        *,
+        exclude: Collection[str] = (),
+        content: Mapping[str, str] | None = None,
+        shares: Mapping[str, float] | None = None,
+        exposure: Mapping[str, float] | None = None,
+        max_exposure: float = 1.0,
+        max_error: float = 0.0,
+        segment: str | None = None,
+    ) -> NextItems:
+        """Choose the items to ask next in an adaptive test of one trait.
+
+        The items are those with the largest expected Fisher information under the posterior of the
+        trait, given the answers so far. Items that have an answer are not chosen again.
+
+        Parameters
+        ----------
+        answers
+            The answers so far, as for a row of a call; `{}` before the first one.
+        n
+            Number of items.
+        exclude
+            Names of items that are not asked.
+        content
+            Content group of each item, such as `{"q1": "algebra", "q2": "geometry"}`. The next item
+            is from the group that is furthest below its share. Items that are not named are a group
+            of their own.
+        shares
+            Share of each content group in a test, such as `{"algebra": 2, "geometry": 1}`; items of
+            groups without a share are not asked. None takes the shares in the fit.
+        exposure
+            Share of earlier tests that had an item, such as `{"q1": 0.3}`; 0 for all others.
+        max_exposure
+            Items with this exposure or more are not asked.
+        max_error
+            The test is done once the standard error of the trait is at most this.
+        segment
+            As for a call.
+
+        Returns
+        -------
+        NextItems
+            `items`, their `information`, `mean` and `error` of the trait so far, and `is_done`.
+
+        Raises
+        ------
+        FitError
+            If the fit has several traits, an item, a level or the segment is unknown, or a number
+            is out of range.
+
+        Examples
+        --------
+        >>> scorer = Scorer("runs/benchmark")  # doctest: +SKIP
+        >>> scorer.next_items({"q7": 1, "q3": 0}, max_error=0.3).items  # doctest: +SKIP
+        ('q12',)
+        """
+        bank = self._get_item_bank(self._find_segment(segment))
+        limits = ItemLimits(exclude, content, shares, exposure, max_exposure)
+        answers = find_answers(self._features, answers)
+        return choose_next_items(bank, answers, n, limits, max_error)
+
+    def _get_item_bank(self, segment: int) -> ItemBank:
+        if segment not in self._item_banks:
+            fitted = self.fitted
+            bank = make_item_bank(fitted.model, fitted.params, self._features, segment)
+            self._item_banks[segment] = bank
+        return self._item_banks[segment]
 
     def _pack_row(self, row: Mapping[str, Any], segment: int) -> BinaryBlock:
         self._check_features(row)

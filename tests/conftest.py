@@ -25,6 +25,7 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 from xdist.scheduler import LoadFileScheduling
 
 from flows.cli import progress
+from flows.cli.startup import find_module
 from flows.running.server import use_server
 from pipeline.models import registry
 from storage.errors import DataError
@@ -311,7 +312,7 @@ def plain_cli(
 
 def _load_app(name: str) -> Any:
     """Return the command line of `python -m flows.NAME`."""
-    module = f"flows.{name}"
+    module = find_module(name)
     if importlib.import_module(module).__spec__.submodule_search_locations:
         module += ".__main__"
     return importlib.import_module(module).app

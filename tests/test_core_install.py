@@ -20,6 +20,7 @@ from packaging.utils import canonicalize_name
 
 import storage
 from flows.__main__ import list_commands
+from flows.cli.startup import find_module
 
 PROGRAM = """
 import json, os, runpy, sys
@@ -113,7 +114,7 @@ def core_results(core_folder: Path) -> Mapping[tuple[str, ...], CoreResult]:
     `run_flow` is a run that Prefect should record.
     """
     packages = ("experiments", "report")
-    modules = [f"flows.{name}{'.__main__' * (name in packages)}" for name in list_commands()]
+    modules = [find_module(name) + ".__main__" * (name in packages) for name in list_commands()]
     commands = [*NEEDS, INGEST, (*FIT, "core")]
     done = subprocess.run(
         [sys.executable, "-W", "ignore::RuntimeWarning", "-c", PROGRAM],

@@ -55,6 +55,12 @@ def test_threads_get_the_codes_of_the_scorer(client: httpx.Client, artifact: Pat
     assert [answer.json() for answer in answers] == [scorer(row) for row in rows]
 
 
+def test_next_items_need_a_trait(client: httpx.Client) -> None:
+    answer = client.post("/next-items", json={"f1": 1}, params={"n": 2})
+    assert answer.status_code == 422
+    assert "clipped-pca, whose items have no information" in answer.json()["detail"]
+
+
 @pytest.mark.parametrize(
     ("row", "reason"),
     [

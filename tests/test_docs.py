@@ -41,7 +41,7 @@ def test_every_model_is_listed(page: str) -> None:
 
 def test_every_command_is_explained() -> None:
     page = read_page("reference/commands")
-    assert re.findall(r"^```\{command-help\} (\w+)$", page, re.MULTILINE) == list_commands()
+    assert re.findall(r"^```\{command-help\} ([\w-]+)$", page, re.MULTILINE) == list_commands()
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from rich.console import Console
 from sphinx.util.docutils import SphinxDirective
 
 from flows.cli.hyperparameters import format_setting
+from flows.cli.startup import find_module
 from pipeline.models.registry import find_known_model, find_models
 from pipeline.models.settings import describe_settings, list_hyperparameters
 from pipeline.models.support import tabulate_support
@@ -97,7 +98,7 @@ def format_arrays(name: str) -> str:
 def format_help(command: str) -> str:
     """Return the help page of a command, such as `fit` or `fit --model blica`."""
     name = command.split()[0]
-    app = import_module(f"flows.{name}.__main__" if name in PACKAGES else f"flows.{name}").app
+    app = import_module(find_module(name) + ".__main__" * (name in PACKAGES)).app
     text = io.StringIO()
     with redirect_stdout(text):
         app.help_print(console=Console(file=text, width=100, highlight=False, color_system=None))

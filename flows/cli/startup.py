@@ -5,21 +5,30 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 PROGRAM_VARIABLE = "LATENTBITS_PROGRAM"
 PROGRAM = "latentbits"
+_COMMAND = re.compile(r"python -m flows\.(\w+)")
 
 
 def format_command(command: str) -> str:
     """Return a command as the user typed it: `latentbits fit` or `python -m flows.fit`."""
-    return f"{PROGRAM} {command}" if _is_script() else f"python -m flows.{command}"
+    return f"{PROGRAM} {command}" if _is_script() else f"python -m {find_module(command)}"
+
+
+def find_module(command: str) -> str:
+    """Return the module of a command: `flows.next_items` of `next-items`."""
+    return f"flows.{command.replace('-', '_')}"
 
 
 def rewrite_commands(text: str) -> str:
     """Write the commands in a help text as the user types them."""
-    return text.replace("python -m flows.", f"{PROGRAM} ") if _is_script() else text
+    if not _is_script():
+        return text
+    return _COMMAND.sub(lambda match: f"{PROGRAM} {match[1].replace('_', '-')}", text)
 
 
 def _is_script() -> bool:

@@ -220,6 +220,9 @@ def format_drift(drift: Mapping[str, Any]) -> str:
     return ", ".join(parts) or "nothing to compare"
 
 
+_MAX_FOUND = 3  # features with the same levels that are named
+
+
 def print_ingest(summary: Mapping[str, Any]) -> None:
     """Print the size of a new dataset, its warnings and its path."""
     sizes = ("n_rows", "n_features", "n_segments", "n_chunks")
@@ -233,6 +236,9 @@ def print_ingest(summary: Mapping[str, Any]) -> None:
         n_by_kind["binary"] = summary["n_features"] - n_with_levels - n_continuous
         kinds = [f"{count:,} {kind}" for kind, count in n_by_kind.items() if count]
         rows[1] = ("features", f"{summary['n_features']:,}: {', '.join(kinds)}")
+    for found in summary["found_levels"]:
+        levels = " < ".join(found["levels"]) or "continuous, because of more than 16 values"
+        rows.append((join_names(found["features"], _MAX_FOUND), levels))
     if summary["n_equal_rows"]:
         rows[0] = ("rows", f"{summary['n_rows']:,} different ones of {summary['n_equal_rows']:,}")
     rows.append(("columns", ", ".join(summary["columns"]) or "none"))

@@ -141,7 +141,9 @@ class RoleOptions(TypedDict, total=False):
         Option(
             group=VALUES,
             help="Features whose levels are integers, with their range: 'FEATURES:0-4'. With "
-            "FEATURES alone, levels are those that occur, and files are read twice. Repeatable.",
+            "FEATURES alone, levels are those that occur, and files are read twice. "
+            "'FEATURES:auto' finds up to 16 levels that are any numbers; features with more are "
+            "continuous. Repeatable.",
         ),
     ]
     continuous: Annotated[

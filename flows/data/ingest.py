@@ -31,7 +31,7 @@ from pipeline.executors.base import iter_results_in_order
 from pipeline.executors.progress import Progress, ignore_progress
 from storage.dataset.batches import RowBatch, count_bits
 from storage.dataset.dataset import BinaryDataset, open_dataset
-from storage.dataset.feature_levels import BINARY_LEVELS, format_levels
+from storage.dataset.feature_levels import BINARY_LEVELS, MAX_LEVELS, format_levels
 from storage.dataset.updates import check_same_labels, find_rows
 from storage.dataset.writer import (
     DatasetWriter,
@@ -65,7 +65,7 @@ from storage.sources import (
     open_source,
     select_occurring_levels,
 )
-from storage.sources.value_codes import MISSING
+from storage.sources.value_codes import MISSING, ValueMap
 from storage.stores.locations import MANIFEST_NAME, AnyPath
 
 _DEFAULT_ROLES = ColumnRoles()
@@ -192,6 +192,12 @@ def _open_job(names: Sequence[str], job: IngestJob) -> IngestJob:
                 "{overwrite} and {ordinal=FEATURES:LOW-HIGH}."
             )
         levels = {**levels, **_find_occurring_levels(sources)}
+        if roles.collapse and (continuous := [n for n, own in levels.items() if not own]):
+            raise DataError(
+                f"{{collapse}}: feature {continuous[0]!r} has more than {MAX_LEVELS} values, so it "
+                "is continuous, and few rows with measurements are equal. Leave out {collapse}, "
+                f"or leave the feature out with {{drop={quote_raw(continuous[0])}}}."
+            )
         sources = _open_sources(names, roles, base, job.append_rules, levels)
     check_feature_names(sources[0].feature_names)
     if isinstance(sources[0], Source):
@@ -242,18 +248,42 @@ def _find_feature_without_levels(source: Any) -> str | None:
     """Return the first feature whose levels are still to be found, or None."""
     if not isinstance(source, Source):
         return None
+    return next(iter(_find_open_maps(source)), None)
+
+
+def _find_open_maps(source: Source) -> dict[str, ValueMap]:
+    """Return the maps of the features whose levels are still to be found, by name."""
     maps = ((name, source.options.find_map(name)) for name in source.feature_names)
-    return next((n for n, value_map in maps if value_map and value_map.has_candidates), None)
+    return {n: m for n, m in maps if m is not None and (m.has_candidates or m.is_auto)}
 
 
 def _find_occurring_levels(sources: Sequence[Source]) -> dict[str, tuple[str, ...]]:
     """Find the levels of ordinal features in all rows of all sources."""
-    names = sources[0].feature_names
+    names, maps = sources[0].feature_names, _find_open_maps(sources[0])
     occurs = np.zeros((len(names), MISSING + 1), np.bool_)
+    continuous = [name for name in names if sources[0].options.is_continuous(name)]
+    numbers: dict[str, NDArray[np.float32]] = {
+        name: np.zeros(0, np.float32) for name, option in maps.items() if option.is_auto
+    }
     for batch in iter_batches_in_order(sources):
         codes = batch.X if batch.observed is None else np.where(batch.observed, batch.X, MISSING)
         occurs[np.arange(len(names)), codes] = True
-    return select_occurring_levels(names, occurs, sources[0].options)
+        for name, known in numbers.items():
+            if len(known) <= MAX_LEVELS:
+                assert batch.numbers is not None
+                own = batch.numbers[:, continuous.index(name)]
+                numbers[name] = np.union1d(known, own[~np.isnan(own)] + 0)  # −0 becomes 0
+    values = {name: [*map(_format_number, known)] for name, known in numbers.items()}
+    for name, option in maps.items():
+        if not option.is_auto:
+            has_code = occurs[names.index(name), : len(option.levels)]
+            values[name] = [option.levels[code] for code in np.flatnonzero(has_code)]
+    return select_occurring_levels(values, sources[0].options)
+
+
+def _format_number(number: np.float32) -> str:
+    """Return the shortest text of a number in 32 bits; whole numbers have no decimal point."""
+    return np.format_float_positional(number, trim="-")
 
 
 def _check_long_options(job: IngestJob, roles: ColumnRoles) -> None:
@@ -577,6 +607,7 @@ def summarize_dataset(dataset: BinaryDataset) -> dict[str, Any]:
         "n_features": dataset.n_features,
         "n_features_with_levels": _count_features_with_levels(dataset),
         "n_continuous_features": len(dataset.continuous_features),
+        "found_levels": _list_found_levels(dataset),
         "n_segments": dataset.n_segments,
         "n_chunks": dataset.n_chunks,
         "columns": list(dataset.column_names),
@@ -589,6 +620,17 @@ def summarize_dataset(dataset: BinaryDataset) -> dict[str, Any]:
             *_warn_about_duplicate_names(dataset),
         ],
     }
+
+
+def _list_found_levels(dataset: BinaryDataset) -> list[dict[str, Any]]:
+    """List the levels that `auto` found, each with the features that have them."""
+    options = ColumnRoles(ordinal=tuple(dataset.manifest["ingest"].get("ordinal", ()))).read_options
+    found: dict[tuple[str, ...], list[str]] = {}
+    for name in dataset.feature_names:
+        option = options.find_map(name)
+        if option is not None and option.is_auto:
+            found.setdefault(dataset.feature_levels.get(name, BINARY_LEVELS), []).append(name)
+    return [{"levels": [*levels], "features": names} for levels, names in found.items()]
 
 
 def _count_features_with_levels(dataset: BinaryDataset) -> int:

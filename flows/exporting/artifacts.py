@@ -27,9 +27,9 @@ from flows.exporting.files import BatchedTable, collect_columns
 from pipeline.errors import FitError
 from pipeline.evaluation.linking import ItemLink, compute_link
 from pipeline.inference.edges import find_tree_edges, make_edge_columns
-from pipeline.models.capabilities import HasItemInformation, ItemCurves
+from pipeline.inference.next_items import get_item_curves
+from pipeline.models.capabilities import ItemCurves
 from pipeline.models.known_items import get_fitted_items
-from pipeline.models.registry import find_models
 from pipeline.numerics.gaussian.pair_tables import PairStatus
 from pipeline.numerics.logistic.information import choose_short_test, find_reversed_items
 from storage.artifacts.artifacts import Artifact
@@ -307,14 +307,7 @@ def make_short_test_table(fitted: LoadedModel, n_items: int) -> BatchedTable:
 
 
 def _get_item_curves(fitted: LoadedModel) -> ItemCurves:
-    if not isinstance(fitted.model, HasItemInformation):
-        kinds = find_models().items()
-        able = [name for name, kind in kinds if issubclass(kind, HasItemInformation)]
-        raise FitError(
-            f"{fitted.artifact.path} is of {fitted.model.name}, whose items have no information "
-            f"curves. Fit {', '.join(able)} with {{components=1}}."
-        )
-    return fitted.model.get_item_curves(fitted.params)
+    return get_item_curves(fitted.model, fitted.params, str(fitted.artifact.path))
 
 
 def link_fits(new: LoadedModel, old: LoadedModel) -> ItemLink:

@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 
 from flows.data.datasets import adapt_to_fit, may_open
 from flows.exporting.columns import Array
-from flows.exporting.files import BatchedTable
+from flows.exporting.files import BatchedTable, collect_columns
 from pipeline.data.features import list_features
 from pipeline.data.level_probabilities import name_levels
+from pipeline.errors import FitError
+from pipeline.evaluation.ranking import check_can_be_ranked, rank_rows
 from pipeline.executors.progress import Progress, ignore_progress
 from pipeline.params import DimensionLabels, label_positions
 from pipeline.passes.row_ranges import ROW
@@ -104,6 +106,39 @@ def make_code_table(
     batches = _iter_batches(codes, dataset, progress, scale)
     first = next(batches)
     return BatchedTable(first.schema, codes.n_rows, chain([first], batches))
+
+
+def make_ranking_table(codes: Codes, dataset: BinaryDataset) -> BatchedTable:
+    """Make a table with one line per row, the highest score first; see `rank_rows`.
+
+    Raises
+    ------
+    FitError
+        If the codes are not those of one trait with standard errors, or there are too many rows.
+    """
+    check_can_be_ranked(codes.n_rows)
+    arrays = {name: codes[name] for name in ("mean", "variance") if name in codes}
+    if len(arrays) < 2 or arrays["mean"].shape[1:] != (1,):
+        raise FitError(
+            f"{codes.path}: a ranking needs the codes of one trait, with standard errors. "
+            "Fit latent-trait with {components=1}."
+        )
+    scores, variances = (values[:, 0].astype(np.float64) for values in arrays.values())
+    ranking = rank_rows(scores, variances)
+    order = ranking.order
+    columns = {
+        "position": ranking.position,
+        "score": scores[order],
+        "error": np.sqrt(variances[order]),
+        "rank": ranking.rank,
+        "rank_low": ranking.rank_low,
+        "rank_high": ranking.rank_high,
+        "group": ranking.group,
+    }
+    rows = codes[ROW] if ROW in codes else np.arange(codes.n_rows)
+    labels = RowLabelReader(dataset)(rows, columns)
+    places = pa.array(order)
+    return collect_columns({**{n: v.take(places) for n, v in labels.items()}, **columns})
 
 
 def _iter_batches(

@@ -290,7 +290,7 @@ def _check_levels(subject: str, values: Sequence[Any]) -> tuple[str, ...]:
     is_list = isinstance(values, Iterable) and not isinstance(values, str)
     with translate_read_errors(subject):
         values = list(values) if is_list else values
-    if not is_list or any(map(_is_missing, values)):
+    if not is_list or any(map(is_missing, values)):
         raise FitError(f"{subject} has the levels {values!r}. Pass a list of values.")
     levels = tuple(map(name_level, values))
     if not 2 <= len(levels) <= MAX_LEVELS:
@@ -406,7 +406,7 @@ def _find_levels(
         distinct = [*places]
     codes_by_name = {level: code for code, level in enumerate(levels)}
     distinct_codes = [
-        _MISSING if _is_missing(value) else codes_by_name.get(name_level(value), _UNKNOWN)
+        _MISSING if is_missing(value) else codes_by_name.get(name_level(value), _UNKNOWN)
         for value in distinct
     ]
     codes = np.array(distinct_codes, np.int64)[positions]
@@ -454,7 +454,7 @@ def apply_binarization_rule(
     data = np.ma.getdata(values)
     if isinstance(rule, Mapping):
         codes = {key: np.nan if code is None else code for key, code in rule.items()}
-        flat = [codes.get(v, np.nan if _is_missing(v) else np.inf) for v in data.ravel().tolist()]
+        flat = [codes.get(v, np.nan if is_missing(v) else np.inf) for v in data.ravel().tolist()]
         if {0, 1} & {key for key, code in rule.items() if code is None}:
             # Python takes False for 0, but a missing 0 is not False.
             are_bits = {key for key in rule if isinstance(key, bool)}
@@ -524,7 +524,7 @@ def _convert_column(values: ArrayLike, name: str, n_rows: int) -> NDArray[Any]:
     if name == _SPLIT:
         return _convert_to_texts(column)
     if column.dtype.kind == "O":
-        numbers = [None if _is_missing(value) else value for value in column.tolist()]
+        numbers = [None if is_missing(value) else value for value in column.tolist()]
         kinds = {*map(type, numbers)} - {type(None)}
         if not kinds or not all(issubclass(kind, _NUMBERS) for kind in kinds):
             return _convert_to_texts(column)
@@ -570,7 +570,7 @@ def _check_column_length(values: ArrayLike, name: str, n_rows: int) -> NDArray[A
 def _convert_to_texts(values: NDArray[Any]) -> NDArray[Any]:
     """Convert values to texts, missing values to empty texts."""
     texts = np.empty(len(values), object)
-    texts[:] = ["" if _is_missing(value) else str(value) for value in values.tolist()]
+    texts[:] = ["" if is_missing(value) else str(value) for value in values.tolist()]
     return texts
 
 
@@ -592,10 +592,10 @@ def _convert_to_number(value: Any) -> float:
             return float(value)
         except OverflowError:  # a whole number of more than 308 digits
             return np.inf
-    return np.nan if _is_missing(value) else np.inf
+    return np.nan if is_missing(value) else np.inf
 
 
-def _is_missing(value: Any) -> bool:
+def is_missing(value: Any) -> bool:
     """Return whether a value is None, NaN, or the NA or NaT of pandas."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True

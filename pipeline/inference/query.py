@@ -11,7 +11,7 @@ Continuous features may be evidence; then P(x_E) is a density.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
@@ -135,15 +135,8 @@ def make_query(
     joint
         Whether to make one table of all combinations of their levels, instead of a table each.
     """
-    places = {feature.name: index for index, feature in enumerate(features)}
-    for parameter, names in (("given", given), ("of", of)):
-        for name in names:
-            if name not in places:
-                raise FitError(
-                    f"The fit has no feature {name!r}.{format_suggestion(str(name), places)} Name "
-                    "features of the fit.",
-                    parameter=parameter,
-                )
+    evidence, places = find_values(features, given), _number_features(features)
+    _check_features(of, places, "of")
     if not of:
         raise FitError("{of} names no feature. Name those whose probabilities you want.")
     for name in of:
@@ -155,7 +148,6 @@ def make_query(
                 "out.",
                 parameter="of",
             )
-    evidence = {places[name]: _find_value(features[places[name]], given[name]) for name in given}
     targets = tuple(dict.fromkeys(places[name] for name in of))
     n_cells = prod(len(features[index].levels) for index in targets)
     if joint and n_cells > MAX_CELLS:
@@ -165,6 +157,33 @@ def make_query(
             parameter="of",
         )
     return Query(tuple(features), evidence, (targets,) if joint else tuple((t,) for t in targets))
+
+
+def find_values(features: Sequence[Feature], given: Mapping[str, Any]) -> Assignment:
+    """Find the features and levels, or numbers, that a user names.
+
+    Raises
+    ------
+    FitError
+        If a feature or a level does not exist.
+    """
+    places = _number_features(features)
+    _check_features(given, places, "given")
+    return {places[name]: _find_value(features[places[name]], given[name]) for name in given}
+
+
+def _number_features(features: Sequence[Feature]) -> dict[str, int]:
+    return {feature.name: index for index, feature in enumerate(features)}
+
+
+def _check_features(names: Iterable[str], places: Mapping[str, int], parameter: str) -> None:
+    for name in names:
+        if name not in places:
+            raise FitError(
+                f"The fit has no feature {name!r}.{format_suggestion(str(name), places)} Name "
+                "features of the fit.",
+                parameter=parameter,
+            )
 
 
 def _find_value(feature: Feature, value: Any) -> float:

@@ -239,11 +239,18 @@ class ItemCurves(NamedTuple):
         (n_features,) each; with several levels, the mean offset of the levels.
     items
         The items.
+    mean, sd
+        Of the trait in the population.
+    value_means
+        Mean of each continuous item; its values are standardized by it and by the item's scale.
     """
 
     slopes: Array
     offsets: Array
     items: curves.LevelItems
+    mean: float = 0.0
+    sd: float = 1.0
+    value_means: Array | None = None
 
     def compute_information(self, points: Array) -> Array:
         """Return the information of each item at points of the trait, (n_points, n_features)."""
@@ -264,8 +271,8 @@ class ItemCurves(NamedTuple):
 class HasItemInformation(Protocol):
     """Measures a single trait by items."""
 
-    def get_item_curves(self, params: Any) -> ItemCurves:
-        """Return the curves of all items.
+    def get_item_curves(self, params: Any, segment: int | None = None) -> ItemCurves:
+        """Return the curves of all items, in a segment if one is given.
 
         Raises
         ------

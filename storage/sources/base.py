@@ -409,7 +409,8 @@ def match_feature_names(path: str, names: Sequence[str], options: ReadOptions) -
 def check_map_patterns(path: str, names: Sequence[str], options: ReadOptions) -> None:
     """Raise `DataError` if levels or maps are defined for features that do not exist."""
     for is_level, option in ((True, "{levels} or {ordinal}"), (False, "{map}")):
-        maps = [m for m in options.maps if not m.is_continuous and bool(m.levels) == is_level]
+        own = (m for m in options.maps if m.is_auto or not m.is_continuous)
+        maps = [m for m in own if (m.is_auto or bool(m.levels)) == is_level]
         columns = [m.columns for m in maps if m.columns != "*"]
         if present := _list_present(columns, options):
             _match_columns(path, option, present, names, options.is_append)
@@ -422,7 +423,7 @@ def _list_present(patterns: Sequence[str], options: ReadOptions) -> list[str]:
 
 def check_continuous_patterns(path: str, names: Sequence[str], options: ReadOptions) -> None:
     """Raise `DataError` if continuous features do not exist, or their values have codes too."""
-    columns = [value_map.columns for value_map in options.maps if value_map.is_continuous]
+    columns = [m.columns for m in options.maps if m.is_continuous and not m.is_auto]
     present = _list_present(columns, options)
     continuous = _match_columns(path, "{continuous}", present, names, options.is_append)
     continuous |= {name for name in names for pattern in columns if fnmatchcase(name, pattern)}

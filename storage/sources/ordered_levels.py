@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from storage.dataset.feature_levels import BINARY_LEVELS, MAX_LEVELS, format_levels
 from storage.errors import DataError
@@ -31,6 +30,7 @@ from storage.sources.value_codes import (
 )
 
 _RANGE = re.compile(r"(.*):(-?\d+)-(-?\d+)")
+_AUTO = ":auto"
 _INTEGER = re.compile(r"-?\d+")
 _POSITIVE_CODE, _NEGATIVE_CODE = (re.compile(p) for p in (r"9*[789]|7+|8+", r"-(9*[789]|7+|8+|1)"))
 _CANDIDATES = tuple(map(str, range(-100, 150)))  # as many as there are codes of levels
@@ -47,11 +47,14 @@ def parse_levels(text: str) -> ValueMap:
 
 
 def parse_ordinal(text: str) -> ValueMap:
-    """Parse `FEATURES:LOW-HIGH`, whose levels are these integers, or `FEATURES`.
+    """Parse `FEATURES:LOW-HIGH`, whose levels are these integers, `FEATURES` or `FEATURES:auto`.
 
-    Without a range, the map has candidates. Raises `DataError` if the range is not 2 to 16
-    integers.
+    Without a range, the map has candidates, or is automatic.
+
+    Raises `DataError` if the range is not 2 to 16 integers.
     """
+    if text.endswith(_AUTO):
+        return ValueMap(unquote(text.removesuffix(_AUTO)), (), is_continuous=True, is_auto=True)
     match = _RANGE.fullmatch(text)
     if match is None:
         codes = {value: code for code, value in enumerate(_CANDIDATES)}
@@ -226,7 +229,7 @@ def check_same_levels(
     """
     for name in names:
         option, own = find_map(options.maps, name), levels.get(name, BINARY_LEVELS)
-        if option is None or option.has_candidates:
+        if option is None or option.has_candidates or option.is_auto:
             continue
         if option.is_continuous or not own:
             if option.is_continuous and not own:
@@ -245,31 +248,31 @@ def check_same_levels(
 
 
 def select_occurring_levels(
-    names: Sequence[str], occurs: NDArray[np.bool_], options: ReadOptions
+    values: Mapping[str, Sequence[str]], options: ReadOptions
 ) -> dict[str, tuple[str, ...]]:
-    """Return the levels of the features with candidates, those that occur.
+    """Return the levels of features, given the values that occur, from the lowest to the highest.
 
-    Features with no other value than 0 and 1 are binary. `occurs` tells which codes each feature
-    has, (n_features, n_codes). Raises `DataError` if a feature has a single value, or too many.
+    Features with no other value than 0 and 1 are binary. Automatic ones with too many values are
+    continuous, which have no levels. Raises `DataError` if a feature has a single value, or too
+    many.
     """
     found: dict[str, tuple[str, ...]] = {}
-    for name, has_code in zip(names, occurs, strict=True):
-        option = options.find_map(name)
-        if option is None or not option.has_candidates:
-            continue
-        codes = np.flatnonzero(has_code[: len(option.levels)])
-        levels = tuple(option.levels[code] for code in codes)
+    for name, own in values.items():
+        option, levels = options.find_map(name), tuple(own)
+        assert option is not None
         if {*levels} <= {*BINARY_LEVELS}:
             found[name] = BINARY_LEVELS
             continue
-        place = f"{{ordinal={quote(option.columns)}}}: feature {name!r}"
+        remedy = "{levels=FEATURES:LOW<HIGH}" if option.is_auto else "{ordinal=FEATURES:LOW-HIGH}"
+        place = f"{{ordinal={quote(option.columns)}{_AUTO * option.is_auto}}}: feature {name!r}"
         if len(levels) == 1:
             raise DataError(
                 f"{place} has no other value than {levels[0]}. Leave it out with "
-                f"{{drop={quote_raw(name)}}}, or name the values that are possible: "
-                "{ordinal=FEATURES:LOW-HIGH}."
+                f"{{drop={quote_raw(name)}}}, or name the values that are possible: {remedy}."
             )
-        if len(levels) > MAX_LEVELS:
+        if len(levels) > MAX_LEVELS and option.is_auto:
+            levels = ()
+        elif len(levels) > MAX_LEVELS:
             raise DataError(
                 f"{place} has {len(levels)} distinct values, but at most {MAX_LEVELS} levels are "
                 f"possible. Read measurements with {{continuous={quote(name)}}}, or leave it out "

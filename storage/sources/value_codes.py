@@ -47,7 +47,9 @@ _LONG_ROLES = ("row", "feature", "value")
 _MAX_NAMED = 5
 _MAX_VALUE_LENGTH = 60
 _USE_DECIMAL_POINT = "Write numbers with a decimal point, not a comma."
-_LEAVE_OUT_NUMBER = "Use {missing=VALUE}, or leave the feature out of {continuous}."
+_LEAVE_OUT_NUMBER = (
+    "Use {missing=VALUE}, or leave the feature out of {continuous} or {ordinal=FEATURES:auto}."
+)
 _DECIMAL_COMMA = re.compile(r"['\"]?[+-]?\d+,\d+['\"]?")
 MISSING_TOKENS = frozenset({"", "?", "na", "n/a", "nan", "none", "null"})
 """Words that mean missing; compared without regard to case."""
@@ -92,6 +94,9 @@ class ValueMap:
         `MAX_LEVELS`, these are candidates, and those that occur are still to be found.
     is_continuous
         Whether the values are numbers, which have no codes.
+    is_auto
+        Whether the values are numbers and levels are still to be found: those that occur if they
+        are at most `MAX_LEVELS`, else the feature is continuous. Until then, `is_continuous` holds.
     is_range
         Whether the levels are a range of integers, which are codes even if these have labels.
     labels
@@ -102,6 +107,7 @@ class ValueMap:
     codes: tuple[tuple[str, int], ...]
     levels: tuple[str, ...] = ()
     is_continuous: bool = False
+    is_auto: bool = False
     is_range: bool = False
     labels: tuple[tuple[str, str], ...] = ()
 
@@ -112,9 +118,21 @@ class ValueMap:
 
     @cached_property
     def numbers(self) -> dict[float, int]:
-        """Codes of the values that are numbers, true or false."""
+        """Codes of the values that are numbers, true or false; see `are_singles`."""
         numbers = ((parse_number(value), code) for value, code in self.codes)
-        return {n: code for n, code in numbers if n is not None and not math.isnan(n)}
+        found = {n: code for n, code in numbers if n is not None and not math.isnan(n)}
+        if not self.are_singles:
+            return found
+        return {float(np.float32(number)): code for number, code in found.items()}
+
+    @cached_property
+    def are_singles(self) -> bool:
+        """Whether values are compared in 32 bits: levels with fractions, such as 0.1 and 1/3.
+
+        Sources may have them in 32 bits, and `auto` finds them so.
+        """
+        numbers = map(parse_number, self.levels)
+        return any(n is not None and math.isfinite(n) and not n.is_integer() for n in numbers)
 
     @cached_property
     def words(self) -> dict[str, int]:
@@ -127,6 +145,9 @@ class ValueMap:
         if (code := self.words.get(plain)) is not None:
             return code
         number = parse_number(plain)
+        if number is not None and self.are_singles:
+            with np.errstate(over="ignore"):
+                number = float(np.float32(number))
         return None if number is None else self.numbers.get(number)
 
     def has_value(self, word: str) -> bool:
@@ -279,8 +300,8 @@ class ReadOptions:
             features = "all features" if twice == "*" else twice
             own = [m for m in self.maps if m.columns == twice]
             options = ["{map} or {yes}"] * any(not m.levels and not m.is_continuous for m in own)
-            options += ["{levels} or {ordinal}"] * any(m.levels for m in own)
-            if any(m.is_continuous for m in own):
+            options += ["{levels} or {ordinal}"] * any(m.levels or m.is_auto for m in own)
+            if any(m.is_continuous and not m.is_auto for m in own):
                 options.append("{continuous}")
                 raise DataError(f"{' and '.join(options)} name {features} twice. Name it once.")
             raise DataError(
@@ -384,6 +405,9 @@ def _encode_observed(
 ) -> ValueCodes:
     """Encode integers or floats as levels or INVALID."""
     if value_map is not None:
+        if value_map.are_singles and values.dtype.kind == "f":
+            with np.errstate(over="ignore"):
+                values = values.astype(np.float32)
         codes = _encode_mapped_numbers(values, value_map.numbers)
     elif options.threshold is not None:
         codes = (values > options.threshold).view(np.uint8)

@@ -38,7 +38,7 @@ def test_the_overview_names_all_commands_that_there_are():
     here = Path(import_module("flows").__file__).parent
     files = {file.stem for file in here.glob("*.py")} - {"__init__", "__main__"}
     folders = {file.parent.name for file in here.glob("*/__main__.py")}
-    assert set(list_commands()) == files | folders
+    assert {name.replace("-", "_") for name in list_commands()} == files | folders
     for group in COMMANDS.values():
         for name, told in group.items():
             assert f"  {name:<12}  {told}\n" in format_overview()
@@ -163,8 +163,8 @@ def test_fits_are_listed_with_the_latest_marked(plain_cli, tmp_path):
 @pytest.mark.parametrize(
     "name",
     [
-        *("evaluate", "export", "fit", "ingest", "neighbours", "query", "report.__main__"),
-        *("sample", "transform"),
+        *("evaluate", "export", "fit", "ingest", "neighbours", "next_items", "query"),
+        *("report.__main__", "sample", "transform"),
     ],
 )
 def test_every_option_stands_in_a_part_of_the_help(name, capsys):

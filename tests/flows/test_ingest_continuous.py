@@ -67,7 +67,7 @@ def test_measurements_of_tables_are_stored(plain_cli, people, tmp_path):
     [
         ("a,b\n1,x\n0,1", ["--continuous", "b"],
          "a.csv: row 1 (data rows counted from 1), column 'b': the value 'x' is not a number. "
-         "Use --missing VALUE, or leave the feature out of --continuous."),
+         "Use --missing VALUE, or leave the feature out of --continuous "),
         ("a,b\n1,2\n0,inf", ["--continuous", "b"],
          "row 2 (data rows counted from 1), column 'b': the value 'inf' is infinite"),
         ("a,b\n1,2\n0,-1e99", ["--continuous", "b"], "too large for 32 bits"),

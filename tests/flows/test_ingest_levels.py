@@ -316,3 +316,65 @@ def test_labels_that_contradict_the_bits_are_warned_about(plain_cli, tmp_path):
     done = plain_cli(*files, "--map", "q:Yes=1,No=0")
     assert "by its codes" not in f"{done.out}{done.err}"
     assert read(tmp_path / "d.zarr")[:, 0].tolist() == [0, 1, 1, 0]
+
+
+def test_levels_with_fractions_are_found(plain_cli, tmp_path):
+    rng = np.random.default_rng(0)
+    scores = {
+        "third": rng.integers(0, 4, N_ROWS) / 3,
+        "quarter": rng.choice([0, 0.25, 1], N_ROWS),
+        "shares": rng.random(N_ROWS),
+        "binary": rng.integers(0, 2, N_ROWS).astype(float),
+        "none": rng.integers(3, 6, N_ROWS),
+    }
+    frame = pd.DataFrame({**scores, "plain": rng.integers(1, 4, N_ROWS)})
+    frame.loc[4, "third"] = np.nan
+    frame.to_csv("a.csv", index=False)
+    frame.astype({"third": np.float32}).to_parquet("a.parquet")
+    frame.rename_axis("row").reset_index().melt("row").dropna().to_csv("long.csv", index=False)
+    options = ("--ordinal", "*:auto", "--ordinal", "plain:0-4")
+    for name in ("a.csv", "a.parquet", "long.csv"):
+        long = ("--long", "row=row,feature=variable,value=value") * (name == "long.csv")
+        done = plain_cli("ingest", name, "--dataset", f"{name}.zarr", *options, *long)
+        assert done.code == 0, done.err
+        dataset = open_dataset(tmp_path / f"{name}.zarr")
+        assert dict(dataset.feature_levels) == {
+            "third": ("0", "0.33333334", "0.6666667", "1"),
+            "quarter": ("0", "0.25", "1"),
+            "shares": (),
+            "none": ("3", "4", "5"),
+            "plain": ("0", "1", "2", "3", "4"),
+        }
+        levels = read(tmp_path / f"{name}.zarr")
+        place = dataset.feature_names.index("third")
+        expected = np.round(frame["third"] * 3).fillna(9).tolist()
+        if long:  # the first line of row 4 comes last
+            expected.append(expected.pop(4))
+        assert levels[:, place].tolist() == expected
+    done = plain_cli("ingest", "a.csv", "--dataset", "b.zarr", *options)
+    lines = [" ".join(line.split()) for line in done.out.splitlines()]
+    assert "quarter 0 < 0.25 < 1" in lines
+    assert "shares continuous, because of more than 16 values" in lines
+    assert not any(line.startswith("plain") for line in lines)
+    # Rows that are appended have the same levels.
+    again = plain_cli("ingest", "a.csv", "--dataset", "b.zarr", "--append", "--json")
+    assert again.json["n_rows"] == 2 * N_ROWS
+    frame["quarter"] = 0.5
+    frame.to_csv("c.csv", index=False)
+    refused = plain_cli("ingest", "c.csv", "--dataset", "b.zarr", "--append")
+    assert "column 'quarter': the value 0.5 is not '0', '0.25', '1'" in refused.check_refused()
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "message"),
+    [
+        ([2, 2], (), "--ordinal a:auto: feature 'a' has no other value than 2. Leave it out"),
+        (["often", "no"], (), "column 'a': the value 'often' is not a number. Use --missing"),
+        ([*range(20)], ("--collapse",), "feature 'a' has more than 16 values, so it is continuous"),
+        ([0.5, 1], ("--continuous", "a"), "--levels or --ordinal and --continuous name a twice"),
+    ],
+)
+def test_levels_that_cannot_be_found_are_refused(plain_cli, values, options, message):
+    pd.DataFrame({"a": values, "b": np.arange(len(values)) % 2}).to_csv("a.csv", index=False)
+    done = plain_cli("ingest", "a.csv", "--dataset", "d.zarr", "--ordinal", "a:auto", *options)
+    assert message in done.check_refused()

@@ -1932,12 +1932,19 @@ class LatentTrait(Model):
         items = params.get_level_items(self.items, block.segment)
         return compute_person_fit(X, observed, items, codes)._asdict()
 
-    def get_item_curves(self, params: LatentTraitParams) -> ItemCurves:
-        """Return the curves of a fit with one trait."""
+    def get_item_curves(self, params: LatentTraitParams, segment: int | None = None) -> ItemCurves:
+        """Return the curves of a fit with one trait, in a group if there are groups."""
         if (q := params.weights.shape[1]) != 1:
             raise FitError(f"The fit has {q} traits. Fit again with {{components=1}}.")
-        items = params.get_level_items(self.items)
-        return ItemCurves(params.weights[:, 0], params.offsets, items)
+        population = params.get_population(UNKNOWN_SEGMENT if segment is None else segment)
+        return ItemCurves(
+            params.weights[:, 0],
+            params.offsets,
+            params.get_level_items(self.items, segment),
+            float(population.mean[0]),
+            float(population.root[0, 0]),
+            None if params.units is None else params.units.means,
+        )
 
     def lower_bound(self, params: LatentTraitParams, block: BinaryBlock, rng: RowRandom) -> Array:
         """Return the variational lower bound on log P(t) of each row, (n_samples,), nats.
