@@ -31,7 +31,6 @@ from pipeline.errors import FitError
 from pipeline.inference.next_items import (
     ItemLimits,
     choose_next_items,
-    find_answers,
     make_item_bank,
 )
 from pipeline.inference.query import SEGMENT_REMEDY
@@ -106,7 +105,7 @@ def main(
     if segment is not None:
         index = find_segment_index(fitted.segments, segment, SEGMENT_REMEDY)
     bank = make_item_bank(fitted.model, fitted.params, fitted.features, index)
-    answers = find_answers(fitted.features, evidence)
+    answers = bank.find_answers(evidence)
     excluded = _match_items(split_names(exclude, fitted.feature_names), fitted.feature_names)
     by_item = {} if limits is None else _read_limits(limits)
     own = ItemLimits(excluded, shares=_parse_shares(shares), max_exposure=max_exposure, **by_item)

@@ -29,7 +29,6 @@ from pipeline.inference.next_items import (
     ItemLimits,
     NextItems,
     choose_next_items,
-    find_answers,
     make_item_bank,
 )
 from pipeline.inference.transform import cast_for_storage
@@ -207,8 +206,7 @@ class Scorer:
         """
         bank = self._get_item_bank(self._find_segment(segment))
         limits = ItemLimits(exclude, content, shares, exposure, max_exposure)
-        answers = find_answers(self._features, answers)
-        return choose_next_items(bank, answers, n, limits, max_error)
+        return choose_next_items(bank, bank.find_answers(answers), n, limits, max_error)
 
     def _get_item_bank(self, segment: int) -> ItemBank:
         if segment not in self._item_banks:

@@ -240,7 +240,7 @@ def _find_stored_levels(roles: ColumnRoles, base: BinaryDataset) -> dict[str, tu
     options = roles.read_options
     check_same_levels(base.feature_names, base.feature_levels, options, str(base.path))
     maps = ((name, options.find_map(name)) for name in base.feature_names)
-    declared = [name for name, value_map in maps if value_map is not None and value_map.levels]
+    declared = [name for name, own in maps if own is not None and (own.levels or own.is_auto)]
     return {**dict.fromkeys(declared, BINARY_LEVELS), **base.feature_levels}
 
 

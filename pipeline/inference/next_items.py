@@ -128,6 +128,11 @@ class ItemBank:
         """Index of each item by name."""
         return {feature.name: index for index, feature in enumerate(self.features)}
 
+    def find_answers(self, answers: Mapping[str, Any]) -> Assignment:
+        """Return the answers that are not missing, by the index of the item."""
+        observed = {name: value for name, value in answers.items() if not is_missing(value)}
+        return find_values(self.features, self.places, observed)
+
     def compute_posterior(self, answers: Assignment) -> Array:
         """Return the share of each node given the answers, eq. 1, (n_nodes,)."""
         log_joint = self.log_prior.copy()
@@ -216,11 +221,6 @@ def make_item_bank(
     )
 
 
-def find_answers(features: Sequence[Feature], answers: Mapping[str, Any]) -> Assignment:
-    """Return the answers that are not missing, by the index of the item."""
-    return find_values(features, {n: v for n, v in answers.items() if not is_missing(v)})
-
-
 def choose_next_items(
     bank: ItemBank,
     answers: Assignment,
@@ -275,26 +275,28 @@ def _find_open_items(places: Mapping[str, int], limits: ItemLimits) -> NDArray[n
         raise FitError("{shares} needs {content}.")
     exposure = limits.exposure or {}
     for parameter, own in (
-        ("exclude", limits.exclude),
-        ("content", limits.content or ()),
-        ("exposure", exposure),
+        ("exclude", {*limits.exclude}),
+        ("content", (limits.content or {}).keys()),
+        ("exposure", exposure.keys()),
     ):
-        for name in own:
-            if name not in places:
-                raise FitError(
-                    f"The fit has no item {name!r}.{format_suggestion(str(name), places)} Leave "
-                    "out what is not an item of the fit.",
-                    parameter=parameter,
-                )
+        for name in sorted(own - places.keys(), key=str):
+            raise FitError(
+                f"The fit has no item {name!r}.{format_suggestion(str(name), places)} Leave out "
+                "what is not an item of the fit.",
+                parameter=parameter,
+            )
     is_open = np.ones(len(places), np.bool_)
     is_open[[places[name] for name in limits.exclude]] = False
-    for name, share in exposure.items():
-        if not 0 <= share <= 1:
-            raise FitError(
-                f"The exposure of {name!r} is {share}. Give the share of tests, from 0 to 1.",
-                parameter="exposure",
-            )
-        is_open[places[name]] &= not (limits.max_exposure < 1 and share >= limits.max_exposure)
+    shares = np.fromiter(exposure.values(), np.float64, len(exposure))
+    if not (is_valid := (shares >= 0) & (shares <= 1)).all():
+        name = [*exposure][int(is_valid.argmin())]
+        raise FitError(
+            f"The exposure of {name!r} is {exposure[name]}. Give the share of tests, from 0 to 1.",
+            parameter="exposure",
+        )
+    if limits.max_exposure < 1:
+        exposed = [places[name] for name in exposure]
+        is_open[exposed] &= shares < limits.max_exposure
     return is_open
 
 
@@ -307,29 +309,29 @@ def _balance_content(
 ) -> list[int]:
     """Choose `n` items of `order`, each from the group that is furthest below its share."""
     content = limits.content or {}
-    groups = [content.get(name) for name in names]
-    shares: dict[Any, float] = {k: v / len(groups) for k, v in Counter(groups).items()}
+    sizes = Counter(content.values())
+    shares: dict[str | None, float] = {group: n / len(names) for group, n in sizes.items()}
+    shares[None] = 1 - len(content) / len(names)
     if limits.shares is not None:
         for group, share in limits.shares.items():
-            if group not in shares or not share >= 0:
+            if group not in sizes or not share >= 0:
                 raise FitError(
                     f"{group!r}: {share} is not the share of a content group. The groups are "
-                    f"{', '.join(sorted(str(name) for name in shares if name is not None))}.",
+                    f"{', '.join(sorted(map(str, sizes)))}.",
                     parameter="shares",
                 )
         if not (total := sum(limits.shares.values())) > 0:
             raise FitError("{shares} are all 0. Give one group a share.")
         shares = {group: share / total for group, share in limits.shares.items()}
-    left: dict[Any, list[int]] = {}
-    for item in order:
-        if shares.get(groups[item], 0.0) > 0:
-            left.setdefault(groups[item], []).append(item)
-    counts, chosen = Counter(groups[item] for item in answered), list[int]()
-    while left and len(chosen) < n:
+    open_groups = [group for group, share in shares.items() if share > 0]
+    counts, chosen = Counter(content.get(names[item]) for item in answered), list[int]()
+    while open_groups and len(chosen) < n:
         n_next = counts.total() + 1
-        group = max(left, key=lambda group: shares[group] * n_next - counts[group])
-        chosen.append(left[group].pop(0))
-        counts[group] += 1
-        if not left[group]:
-            del left[group]
+        group = max(open_groups, key=lambda group: shares[group] * n_next - counts[group])
+        own = (i for i in order if content.get(names[i]) == group and i not in chosen)
+        if (item := next(own, None)) is None:
+            open_groups.remove(group)
+        else:
+            chosen.append(item)
+            counts[group] += 1
     return chosen

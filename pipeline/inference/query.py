@@ -135,7 +135,8 @@ def make_query(
     joint
         Whether to make one table of all combinations of their levels, instead of a table each.
     """
-    evidence, places = find_values(features, given), _number_features(features)
+    places = {feature.name: index for index, feature in enumerate(features)}
+    evidence = find_values(features, places, given)
     _check_features(of, places, "of")
     if not of:
         raise FitError("{of} names no feature. Name those whose probabilities you want.")
@@ -159,21 +160,18 @@ def make_query(
     return Query(tuple(features), evidence, (targets,) if joint else tuple((t,) for t in targets))
 
 
-def find_values(features: Sequence[Feature], given: Mapping[str, Any]) -> Assignment:
-    """Find the features and levels, or numbers, that a user names.
+def find_values(
+    features: Sequence[Feature], places: Mapping[str, int], given: Mapping[str, Any]
+) -> Assignment:
+    """Find the features and levels, or numbers, that a user names; `places` has their indices.
 
     Raises
     ------
     FitError
         If a feature or a level does not exist.
     """
-    places = _number_features(features)
     _check_features(given, places, "given")
     return {places[name]: _find_value(features[places[name]], given[name]) for name in given}
-
-
-def _number_features(features: Sequence[Feature]) -> dict[str, int]:
-    return {feature.name: index for index, feature in enumerate(features)}
 
 
 def _check_features(names: Iterable[str], places: Mapping[str, int], parameter: str) -> None:

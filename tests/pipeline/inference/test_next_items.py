@@ -17,7 +17,6 @@ from pipeline.inference.next_items import (
     ItemLimits,
     NextItems,
     choose_next_items,
-    find_answers,
     make_item_bank,
 )
 from pipeline.models.clipped_pca.model import ClippedPCA
@@ -50,7 +49,7 @@ def test_information_and_trait_agree_with_quadrature(mean: float, sd: float) -> 
         one, zero = expit(SLOPES[0] * x + OFFSETS[0]), expit(-SLOPES[3] * x - OFFSETS[3])
         return np.exp(-0.5 * ((x - mean) / sd) ** 2) * one * zero
 
-    found = choose_next_items(bank, find_answers(bank.features, answers), n=9)
+    found = choose_next_items(bank, bank.find_answers(answers), n=9)
     expected_mean = average(lambda x: x, posterior)
     expected_error = average(lambda x: (x - expected_mean) ** 2, posterior) ** 0.5
     np.testing.assert_allclose([found.mean, found.error], [expected_mean, expected_error], 1e-9)
@@ -94,7 +93,7 @@ def test_levels_asymptotes_and_measurements_count() -> None:
         z = (0.9 - 0.5 * x - 0.1) / 0.6  # age 59
         return np.exp(-0.5 * x**2 - 0.5 * z**2) * mid
 
-    found = choose_next_items(bank, find_answers(features, {"mood": "mid", "age": 59.0}))
+    found = choose_next_items(bank, bank.find_answers({"mood": "mid", "age": 59.0}))
     assert found.items == ("q",)
     assert found.mean == pytest.approx(average(lambda x: x, posterior), rel=1e-8)
     guessing = replace(
@@ -171,4 +170,4 @@ def test_other_models_and_several_traits_are_refused() -> None:
     with pytest.raises(FitError, match=r"The fit has 2 traits\. Fit again with components=1"):
         make_item_bank(LatentTrait(n_components=2), params, features)
     with pytest.raises(FitError, match=r"no level 'often'\. Choose one of: 0, 1"):
-        find_answers(features, {"q1": "often"})
+        make_bank().find_answers({"q1": "often"})
