@@ -35,8 +35,8 @@ if TYPE_CHECKING:
         TreeMixture,
     )
     from latentbits.fitted import Fitted, load
-    from latentbits.functions import contrast, evaluate, fit, link_items, query, transform
-    from latentbits.scorer import Scorer
+    from latentbits.functions import evaluate, fit, link_items, query, transform
+    from latentbits.scorer import Scorer, contrast
     from storage import load_artifact, open_codes
 
 __all__ = [
@@ -77,7 +77,7 @@ _MODULES = {
     **dict.fromkeys(("evaluate", "fit", "transform"), "latentbits.functions"),
     **dict.fromkeys(("from_dataframe", "from_numpy", "open_dataset"), "latentbits.data"),
     **dict.fromkeys(("Fitted", "load"), "latentbits.fitted"),
-    "contrast": "latentbits.functions",
+    "contrast": "latentbits.scorer",
     "link_items": "latentbits.functions",
     "query": "latentbits.functions",
     "Scorer": "latentbits.scorer",

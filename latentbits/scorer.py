@@ -1,8 +1,11 @@
-"""Latent codes of single rows, for services that answer one request at a time."""
+"""Latent codes of single rows, for services that answer one request at a time.
+
+Also the items to ask a row next, and the difference of two rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
@@ -23,6 +26,7 @@ from pipeline.data.tables import (
     wrap_frame,
 )
 from pipeline.errors import FitError, format_suggestion
+from pipeline.evaluation.ranking import Contrast, compare_scores
 from pipeline.executors.base import limit_blas_threads, make_executor
 from pipeline.inference.next_items import (
     ItemBank,
@@ -305,3 +309,97 @@ class Scorer:
             return UNKNOWN_SEGMENT
         remedy = "Leave it out to use the mean of the fitted segments."
         return find_segment_index(self._segments, name, remedy)
+
+
+def contrast(
+    source: Any,
+    row_a: Any,
+    row_b: Any,
+    *,
+    names: Sequence[Any] | None = None,
+    component: int = 1,
+) -> Contrast:
+    """Compare two rows: the difference of their codes, its standard error, z and p.
+
+    Given the fitted parameters, the codes of two rows are independent, so the variance of their
+    difference is the sum of their variances. Codes are posterior means, which are drawn towards the
+    mean of the population, the more so the fewer values a row has.
+
+    Parameters
+    ----------
+    source
+        Codes from `transform`. Or a fitted model, an estimator after its `fit`, the path of a fit,
+        or a `Scorer`, if the rows are dictionaries.
+    row_a, row_b
+        Places of the rows in the codes, counted from 0, or their names. Or one row each: a
+        dictionary from names of features to values, as a `Scorer` takes it.
+    names
+        Names of the rows of the codes.
+    component
+        Number of the component, counted from 1.
+
+    Returns
+    -------
+    Contrast
+        `difference` (a minus b), `error`, `z` and the two-sided `p`.
+
+    Raises
+    ------
+    FitError
+        If a row does not exist, or the codes have no variances.
+
+    Examples
+    --------
+    >>> codes = transform(fitted, frame)  # doctest: +SKIP
+    >>> contrast(codes, "model 7", "model 9", names=frame.index).p  # doctest: +SKIP
+    0.013
+    """
+    rows = (row_a, row_b)
+    if isinstance(source, LatentCodes):
+        places = [_find_row(row, source, names) for row in rows]
+        arrays = {
+            name: values[:, component - 1 : component]
+            for name, values in source.items()
+            if name in ("mean", "variance") and component >= 1
+        }
+        found = {name: values[places, 0] for name, values in arrays.items() if values.shape[1]}
+    else:
+        if not all(isinstance(row, Mapping) for row in rows):
+            raise FitError(
+                "Pass the codes of the rows, from `transform`, or rows as dictionaries "
+                "{feature: value}."
+            )
+        scorer = source if isinstance(source, Scorer) else Scorer(source)
+        scored = [scorer(row) for row in rows]
+        columns = ((name, f"{name}_{component}") for name in ("mean", "variance"))
+        found = {
+            name: np.array([own[column] for own in scored])
+            for name, column in columns
+            if column in scored[0]
+        }
+    if len(found) < 2:
+        raise FitError(
+            f"{{component}} is {component}, but the codes have no mean and variance of it. Choose "
+            "a component of a model whose codes have variances, such as latent-trait."
+        )
+    mean, variance = (found[name].astype(float).tolist() for name in ("mean", "variance"))
+    return compare_scores((mean[0], mean[1]), (variance[0], variance[1]))
+
+
+def _find_row(row: Any, codes: LatentCodes, names: Sequence[Any] | None) -> int:
+    """Return the place of a row, given this place or its name."""
+    n = len(next(iter(codes.values())))
+    if names is None:
+        if not isinstance(row, int | np.integer) or not 0 <= row < n:
+            raise FitError(
+                f"There is no row {row!r}. Rows are counted from 0 to {n - 1:,}; to call them by "
+                "names, pass {names}."
+            )
+        return int(row)
+    texts = [str(name) for name in names]
+    if len(texts) != n:
+        raise FitError(f"There are {len(texts):,} {{names}}, but {n:,} rows. Pass one per row.")
+    if (count := texts.count(str(row))) != 1:
+        hint = format_suggestion(str(row), texts) if not count else " Pass its place instead."
+        raise FitError(f"{count} rows have the name {str(row)!r}.{hint}")
+    return texts.index(str(row))

@@ -362,7 +362,7 @@ def test_levels_with_fractions_are_found(plain_cli, tmp_path):
     frame["quarter"] = 0.5
     frame.to_csv("c.csv", index=False)
     refused = plain_cli("ingest", "c.csv", "--dataset", "b.zarr", "--append")
-    assert "column 'quarter': the value 0.5 is not '0', '0.25', '1'" in refused.check_refused()
+    assert "column 'quarter': the value '0.5' is not '0', '0.25', '1'" in refused.check_refused()
 
 
 @pytest.mark.parametrize(
