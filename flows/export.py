@@ -62,6 +62,10 @@ of the group. No two rows of a group can be told apart at the 5 % level.
 `--what correlations`: one line per pair of features (and segment, if there are several) with their
 tetrachoric correlation and its status. The correlation is missing if the data do not determine it.
 
+`--what factors`: one line per factor of a clipped-pca fit with `estimator` minres or ml, or with a
+rotation: the sum of its squared loadings, their share of the variance, and, if factors correlate,
+its correlation with each.
+
 `--what edges`: one line per edge of a fitted tree with the number and the weight of the tree, the
 two features, and their mutual information in nats and their correlation under the tree.
 
@@ -98,6 +102,7 @@ ExportKind = Literal[
     "codes",
     "ranking",
     "correlations",
+    "factors",
     "edges",
     "information",
     "short-test",
@@ -247,6 +252,7 @@ def _make_table(job: ExportJob, progress: Progress, scale: CodeScale | None) -> 
         make_coefficient_table,
         make_correlation_table,
         make_edge_table,
+        make_factor_table,
         make_fit_table,
         make_group_table,
         make_information_table,
@@ -269,6 +275,7 @@ def _make_table(job: ExportJob, progress: Progress, scale: CodeScale | None) -> 
         "groups": make_group_table,
         "coefficients": make_coefficient_table,
         "correlations": make_correlation_table,
+        "factors": make_factor_table,
         "fit": make_fit_table,
     }
     return make[job.options.what](job.fitted.artifact)

@@ -419,7 +419,13 @@ class ClippedPCA(WeightedModelEstimator):
     n_components
         Number of components; None chooses it by parallel analysis.
     estimator
-        `tetrachoric` or `arcsine`.
+        Estimator of the loadings: principal components (`pca`), or factors by minimum
+        residuals (`minres`) or maximum likelihood (`ml`), with indices of fit.
+    rotation
+        Rotation of the loadings: `none`, `varimax`, or for correlated components `oblimin`
+        or `promax`.
+    correlation
+        Estimator of the correlations of binary features: `tetrachoric` or `arcsine`.
     empty_cells
         How the tetrachoric estimator treats a table with an empty cell: `half` adds ½ to
         all its cells, `none` uses the boundary estimate ±(1 − 1e-6). If ones are rare,
@@ -434,7 +440,8 @@ class ClippedPCA(WeightedModelEstimator):
     errors
         `model` computes standard errors under the fitted Gaussians, for unrepaired
         correlations of up to 1,000 planes that are not arcsine estimates, unless rows have
-        sampling weights; `none` omits them.
+        sampling weights; `none` omits them. Rotated loadings and those of factors have
+        none.
     null_draws
         Number of null spectra for the parallel analysis, at least 20.
     binarize
@@ -448,7 +455,9 @@ class ClippedPCA(WeightedModelEstimator):
     """
 
     n_components: int | None
-    estimator: Literal["tetrachoric", "arcsine"]
+    estimator: Literal["pca", "minres", "ml"]
+    rotation: Literal["none", "varimax", "oblimin", "promax"]
+    correlation: Literal["tetrachoric", "arcsine"]
     empty_cells: Literal["half", "none"]
     constant_features: Literal["refuse", "keep"]
     repair: Literal["none", "nearest", "shrink"]
@@ -467,6 +476,9 @@ class ClippedPCA(WeightedModelEstimator):
     thresholds_error_: NDArray[np.float64] | None
     correlation_error_: NDArray[np.float64] | None
     n_levels_: NDArray[np.int64] | None
+    component_correlation_: NDArray[np.float64] | None
+    communality_: NDArray[np.float64] | None
+    uniqueness_: NDArray[np.float64] | None
     means_: NDArray[np.float64] | None
     scales_: NDArray[np.float64] | None
     components_: NDArray[np.float64]
@@ -474,7 +486,9 @@ class ClippedPCA(WeightedModelEstimator):
         self,
         *,
         n_components: int | None = None,
-        estimator: Literal["tetrachoric", "arcsine"] = "tetrachoric",
+        estimator: Literal["pca", "minres", "ml"] = "pca",
+        rotation: Literal["none", "varimax", "oblimin", "promax"] = "none",
+        correlation: Literal["tetrachoric", "arcsine"] = "tetrachoric",
         empty_cells: Literal["half", "none"] = "half",
         constant_features: Literal["refuse", "keep"] = "refuse",
         repair: Literal["none", "nearest", "shrink"] = "none",
@@ -719,7 +733,8 @@ class LatentTrait(WeightedModelEstimator):
         `squarem` or `none`. With `none`, large fits do not start on a sample of their rows
         either.
     rotation
-        Rotation of the weights in `rotated`: `principal` axes, `varimax` or `promax`.
+        Rotation of the weights in `rotated`: `principal` axes, `varimax`, or for correlated
+        components `oblimin` or `promax`.
     errors
         Standard errors from the observed information (`louis`), from the products of scores
         (`crossproduct`, always used above 3 components), from both (`sandwich`, also right
@@ -788,7 +803,7 @@ class LatentTrait(WeightedModelEstimator):
     equal_slopes: Literal["no", "yes"]
     constant_features: Literal["refuse", "pin"]
     acceleration: Literal["squarem", "none"]
-    rotation: Literal["principal", "varimax", "promax"]
+    rotation: Literal["principal", "varimax", "oblimin", "promax"]
     errors: Literal["louis", "sandwich", "crossproduct", "none"]
     invariance: Literal["configural", "metric", "scalar", "strict"]
     free: str
@@ -873,7 +888,7 @@ class LatentTrait(WeightedModelEstimator):
         equal_slopes: Literal["no", "yes"] = "no",
         constant_features: Literal["refuse", "pin"] = "refuse",
         acceleration: Literal["squarem", "none"] = "squarem",
-        rotation: Literal["principal", "varimax", "promax"] = "principal",
+        rotation: Literal["principal", "varimax", "oblimin", "promax"] = "principal",
         errors: Literal["louis", "sandwich", "crossproduct", "none"] = "louis",
         invariance: Literal["configural", "metric", "scalar", "strict"] = "scalar",
         free: str = "",

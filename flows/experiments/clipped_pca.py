@@ -61,7 +61,7 @@ def compare_on_ring(
     """Fit two components, and plot their spectra with the spectra of infinitely many rows."""
     name = f"example:ring:rows={n_rows},features={n_features},seed={seed}"
     dataset = open_dataset_or_example(name)
-    model = ClippedPCA(n_components=2, estimator="arcsine")
+    model = ClippedPCA(n_components=2, correlation="arcsine")
     fit = fit_one_pass(model, dataset, seed, where)
     # Spins are ±1, so their covariance is four times the covariance of the bits.
     spins = 4 * fit_linear_pca(fit.statistics, n_features).eigenvalues

@@ -21,6 +21,7 @@ from flows.exporting.columns import (
     Array,
     ParameterColumn,
     list_segment_names,
+    read_factor_columns,
     read_parameter_columns,
 )
 from flows.exporting.files import BatchedTable, collect_columns
@@ -123,6 +124,19 @@ def _make_parameter_table(
 ) -> BatchedTable:
     arrays = chain.from_iterable(column.iter_arrays() for column in columns)
     return collect_columns({kind: pa.array(names, pa.string()), **texts, **dict(arrays)})
+
+
+def make_factor_table(artifact: Artifact) -> BatchedTable:
+    """Make a table with one line per factor: its sum of squared loadings, and correlations."""
+    columns = read_factor_columns(artifact)
+    if not columns:
+        raise DataError(
+            f"{artifact.path}: the fit has no factors. Fit clipped-pca with "
+            "--set estimator=minres, or with --set rotation=varimax."
+        )
+    return collect_columns(
+        {"component": np.arange(1, artifact.manifest["n_components"] + 1), **columns}
+    )
 
 
 def make_edge_table(fitted: LoadedModel) -> BatchedTable:

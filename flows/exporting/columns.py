@@ -157,6 +157,24 @@ def _read_uncertainty(artifact: Artifact, name: str, dim: str) -> dict[str, Arra
     return found
 
 
+def read_factor_columns(artifact: Artifact) -> dict[str, Array]:
+    """Return what each factor explains, and its correlations with all, (n_components,) each.
+
+    The sums of squares allow for correlated factors, so that they add up to the communalities.
+    Empty unless the fit has communalities.
+    """
+    if "communality" not in artifact:
+        return {}
+    loadings = np.asarray(artifact["loadings"], np.float64)
+    n_components = loadings.shape[1]
+    correlation = artifact.get("component_correlation", np.eye(n_components))
+    sums = np.diagonal(correlation @ loadings.T @ loadings)
+    columns = {"sum_of_squares": sums, "share_of_variance": sums / max(len(loadings), 1)}
+    if "component_correlation" in artifact:
+        columns |= {f"correlation_{k}": own for k, own in enumerate(correlation.T, 1)}
+    return columns
+
+
 def find_unbounded_weights(artifact: Artifact) -> NDArray[np.bool_]:
     """Find features whose weights have no finite standard error, (n_features,)."""
     n_features = len(artifact.manifest["feature_names"])

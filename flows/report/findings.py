@@ -10,7 +10,11 @@ from numpy.typing import NDArray
 
 from flows.cli.summary import count_features
 from flows.data.datasets import LoadedModel
-from flows.exporting.columns import find_unbounded_weights, list_segment_names
+from flows.exporting.columns import (
+    find_unbounded_weights,
+    list_segment_names,
+    read_factor_columns,
+)
 from flows.report.figures.causes import find_causes, iter_unit_sentences
 from flows.report.figures.text import format_number
 from flows.report.figures.trees import find_edges, iter_edge_sentences
@@ -79,7 +83,12 @@ def _format_fit(manifest: Mapping[str, Any]) -> str:
 def _iter_share_sentences(artifact: Artifact) -> Iterator[str]:
     """Describe how much the components explain, or how many rows belong to them."""
     n_shown = min(artifact.manifest["n_components"], _MAX_COMPONENTS)
-    if "eigenvalues" in artifact and "loadings" in artifact:
+    if factors := read_factor_columns(artifact):
+        shares = factors["share_of_variance"][:n_shown]
+        verb = "explains" if len(shares) == 1 else "explain"
+        if len(shares):
+            yield f"The first {verb} {_join_shares(shares)} of the variance of the features."
+    elif "eigenvalues" in artifact and "loadings" in artifact:
         eigenvalues, n_features = artifact["eigenvalues"], len(artifact.manifest["feature_names"])
         shares = np.asarray(eigenvalues)[:n_shown] / n_features
         verb = "explains" if len(shares) == 1 else "explain"
@@ -185,9 +194,13 @@ def _iter_pair_sentences(
         well = "adequate" if size <= _ADEQUATE_RMSEA else "poor"
         well = "close" if size <= _CLOSE_RMSEA else well
         interval = " to ".join(format_number(bound, 2) for bound in statistics["rmsea_interval"])
-        srmsr = format_number(statistics["srmsr"], 2)
-        indices = f"90 % interval {interval}; SRMSR {srmsr}"
+        name = "RMSR" if "rmsr" in statistics else "SRMSR"
+        residual = format_number(statistics[name.lower()], 2)
+        indices = f"90 % interval {interval}; {name} {residual}"
         yield f"The fit is {well} by RMSEA, {format_number(size, 2)} ({indices})."
+    elif "rmsr" in statistics:
+        size = format_number(statistics["rmsr"], 2)
+        yield f"Correlations in data and model differ by {size} (root mean square, RMSR)."
     elif "m2_missing" in statistics and pairs is None:
         yield f"RMSEA could not be computed: {statistics['m2_missing']}."
 

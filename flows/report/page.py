@@ -51,6 +51,7 @@ from flows.report.tables import (
     format_values,
     list_provenance,
     make_coefficient_table,
+    make_factor_table,
     make_fit_statistics_table,
     make_group_table,
     make_parameter_table,
@@ -219,6 +220,7 @@ def render_page(report: Report) -> str:
             table
             for table in (
                 make_parameter_table(artifact, report.correlations),
+                make_factor_table(artifact),
                 make_coefficient_table(artifact),
                 make_group_table(artifact),
             )

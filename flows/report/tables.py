@@ -24,6 +24,7 @@ from flows.cli.summary import (
 from flows.exporting.columns import (
     ParameterColumn,
     list_segment_names,
+    read_factor_columns,
     read_parameter_columns,
 )
 from flows.report.figures.causes import TextTable
@@ -43,7 +44,20 @@ _NOTES = {
     "C₂": "RMSEA, SRMSR, CFI and TLI compare the frequencies of levels and the mean products of "
     "the scores 0, 1, 2, … of pairs of features with those of the model (C₂ of Cai and Monroe).",
 }
+_NORMAL_NOTE = (
+    "χ², RMSEA and TLI allow for the errors of the correlations. The values by normal theory are "
+    "those of fa in R's psych, which takes tetrachoric and polychoric correlations for those of "
+    "measured values: χ² and RMSEA are then too large, and TLI is too small."
+)
 _MEANINGS = {
+    "RMSR": "root mean square of residual correlations: close up to 0.05",
+    "χ²": "far above its degrees of freedom if the factors do not explain the correlations",
+    "TLI": "from 0 (independence) to 1 (perfect fit)",
+    "χ², normal theory": "the same by normal theory",
+    "RMSEA, normal theory": "the same by normal theory",
+    "TLI, normal theory": "the same by normal theory",
+    "BIC, normal theory": "χ² minus log(rows) per degree of freedom; lower is better",
+    "factors by MAP": "number of components with the least partial correlations (Velicer)",
     "log-likelihood": "in nats; higher is better",
     "log prior": "log density of the priors at the estimates, not in the other values",
     "parameters": "number of parameters estimated from the data",
@@ -81,6 +95,11 @@ _ASYMPTOTES = (
 _COLUMN_EXPLANATIONS = {
     "difficulty": "Weights are the slopes a and offsets the intercepts d of logistic curves, "
     "1 / (1 + exp(−a x − d)), so D = 1. At the difficulty b = −d / a, the curve is at ½.",
+    "communality": "Features are sorted by the component with their largest loading. The "
+    "communality is the share of a feature's variance that the components explain, the uniqueness "
+    "the rest.",
+    "sum_of_squares": "Sums of squared loadings allow for correlated components: they add up to "
+    "the communalities.",
     "guessing": _ASYMPTOTES,
     "slipping": _ASYMPTOTES,
     "coefficients_1": "Coefficients are the change of a trait per unit of the covariate, or "
@@ -107,6 +126,7 @@ _REPLACED_BY_LEVELS = {
     "level_probabilities": ("probabilities", "continuation"),
 }
 _NOT_SHOWN = ("n_levels", "status")  # codes, which other columns and warnings tell
+_FACTOR_ORDER = {"loadings": 0, "communality": 1, "uniqueness": 2}
 _LEVEL_ORDER = {"weights": 0, "level_difficulty": 1}
 
 
@@ -301,7 +321,15 @@ def make_fit_statistics_table(manifest: Manifest) -> TextTable | None:
     statistics = manifest["diagnostics"].get("fit_statistics")
     if not statistics:
         return None
-    rows = tuple((name, value, _MEANINGS[name]) for name, value in _iter_rows(statistics))
+    found = _iter_factor_rows(statistics) if "rmsr" in statistics else _iter_rows(statistics)
+    rows = tuple((name, value, _MEANINGS[name]) for name, value in found)
+    if "rmsr" in statistics:
+        note = _NORMAL_NOTE
+        if reason := statistics.get("normal_missing"):
+            note = f"χ² and its indices could not be computed: {reason}."
+        elif reason := statistics.get("rmsea_missing"):
+            note += f" Here, they could not be computed: {reason}."
+        return TextTable("How well it fits", ("statistic", "value", "meaning"), rows, note)
     form = _name_limited_information(statistics)
     notes, n_fitted = [_NOTES[form]] if "m2" in statistics else [], _count_fitted_rows(manifest)
     missing: dict[str, list[str]] = {}
@@ -328,6 +356,30 @@ def _count_fitted_rows(manifest: Manifest) -> int:
     if weights is not None and weights["kind"] == "frequency":
         return int(weights["total"])
     return int(manifest.get("n_samples", 0))
+
+
+def _iter_factor_rows(statistics: Manifest) -> Iterator[tuple[str, str]]:
+    """Iterate over the indices of exploratory factors."""
+    yield "RMSR", f"{statistics['rmsr']:.3f}"
+    yield "parameters", f"{statistics['n_parameters']:,}"
+    for prefix, suffix in (("", ""), ("normal_", ", normal theory")):
+        own = {
+            name.removeprefix(prefix): statistics[name]
+            for name in statistics
+            if name.startswith(prefix)
+        }
+        if "chi2" not in own:
+            continue
+        p = "< 0.0001" if own["chi2_p"] < 1e-4 else f"= {own['chi2_p']:.4f}"
+        chi2, df = format_number(own["chi2"], 6), f"{own['chi2_df']:,}"
+        yield f"χ²{suffix}", f"{chi2} of {df} degrees of freedom, p {p}"
+        interval = " to ".join(f"{bound:.3f}" for bound in own["rmsea_interval"])
+        yield f"RMSEA{suffix}", f"{own['rmsea']:.3f}, 90 % interval {interval}"
+        yield f"TLI{suffix}", f"{own['tli']:.3f}"
+        if "bic" in own:
+            yield f"BIC{suffix}", f"{own['bic']:z,.1f}".replace("-", "−")
+    if "map_components" in statistics:
+        yield "factors by MAP", f"{statistics['map_components']:,}"
 
 
 def _iter_rows(statistics: Manifest) -> Iterator[tuple[str, str]]:
@@ -387,7 +439,33 @@ def make_parameter_table(
             for k, values in enumerate(correlations.T, 1)
         ]
         title = "Correlations of features with components"
-    return _make_number_table(title, "feature", artifact.manifest["feature_names"], columns)
+    names = artifact.manifest["feature_names"]
+    if "communality" not in artifact:
+        return _make_number_table(title, "feature", names, columns)
+    order = _sort_by_factor(np.asarray(artifact["loadings"], np.float64))
+    columns.sort(key=lambda column: _FACTOR_ORDER.get(column.array, 3))
+    sorted_columns = [
+        ParameterColumn(
+            *(part if part is None or isinstance(part, str) else part[order] for part in column)
+        )
+        for column in columns
+    ]
+    return _make_number_table(title, "feature", [names[i] for i in order], sorted_columns)
+
+
+def _sort_by_factor(loadings: NDArray[np.float64]) -> NDArray[np.intp]:
+    """Return the order of features by their main factor, and by their loading on it."""
+    sizes = np.abs(loadings)
+    if not sizes.shape[1]:
+        return np.arange(len(sizes))
+    return np.lexsort((-sizes.max(axis=1), sizes.argmax(axis=1)))
+
+
+def make_factor_table(artifact: Artifact) -> NumberTable | None:
+    """Return what each factor explains and its correlations, if the fit has communalities."""
+    columns = [ParameterColumn(n, "", v) for n, v in read_factor_columns(artifact).items()]
+    names = [str(k) for k in range(1, artifact.manifest["n_components"] + 1)]
+    return _make_number_table("Factors", "component", names, columns)
 
 
 def _select_columns(columns: Sequence[ParameterColumn]) -> list[ParameterColumn]:

@@ -1,4 +1,4 @@
-"""Reconstruction losses, similarity of mixing matrices, and agreement of neighbourhoods."""
+"""Reconstruction losses, similarity of mixing matrices, neighbourhoods, and bounds of χ²."""
 
 from __future__ import annotations
 
@@ -165,3 +165,9 @@ def majority_label(labels: Indices) -> Indices:
     """Return the most common of each row's labels of neighbours, the nearest first, (n_rows, k)."""
     votes = (labels[:, :, None] == labels[:, None, :]).sum(axis=2)
     return np.take_along_axis(labels, votes.argmax(axis=1)[:, None], axis=1)[:, 0]
+
+
+def find_noncentrality(value: float, df: int, level: float) -> float:
+    """Return the noncentrality (at least 0) for which P(χ² < value) is `level`."""
+    is_central = scipy.special.chdtr(df, value) <= level
+    return 0.0 if is_central else float(scipy.special.chndtrinc(value, df, level))

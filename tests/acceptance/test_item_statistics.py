@@ -13,7 +13,7 @@ from scipy.special import expit
 
 from latentbits import fit, from_numpy
 from latentbits.fitted import Fitted
-from pipeline.models.latent_trait.rotations import principal_axes
+from pipeline.numerics.spectra.rotations import principal_axes
 from tests.acceptance.test_two_tables import saved
 
 REFERENCE = Path(__file__).parents[1] / "reference"

@@ -89,7 +89,7 @@ def compare_commands(folder: Path) -> None:
     unpacked = str(folder / "X.npy")
     commands = {
         "latentbits": (*fit, *where),
-        "latentbits, arcsine": (*fit, *where, "--set", "estimator=arcsine"),
+        "latentbits, arcsine": (*fit, *where, "--set", "correlation=arcsine"),
         "latentbits, auto": (*fit, "--components", "auto", *where[2:]),
         "dask.array, arcsine": ("-c", DASK_ARRAY, unpacked),
         "TruncatedSVD": ("-c", TRUNCATED_SVD, unpacked),

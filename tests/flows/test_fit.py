@@ -55,9 +55,9 @@ def test_the_table_ends_with_the_artifact(cli, probit):
 
 
 def test_the_artifact_records_where_it_comes_from(cli, probit):
-    done = cli("fit", "--dataset", probit, "--set", "estimator=arcsine", "--seed", 5, "--json")
+    done = cli("fit", "--dataset", probit, "--set", "correlation=arcsine", "--seed", 5, "--json")
     manifest = load_artifact(done.json["artifact"]).manifest
-    assert manifest["hyperparameters"]["estimator"] == "arcsine"
+    assert manifest["hyperparameters"]["correlation"] == "arcsine"
     assert manifest["seed"] == 5
     assert len(manifest["dataset"]["digest"]) == 64
     assert {"latentbits", "numpy", "numba"} <= manifest["versions"].keys()

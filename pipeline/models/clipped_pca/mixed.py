@@ -165,6 +165,7 @@ class MixedPairs:
             **make_bounds(polyserial)._asdict(),
             "correlation": correlation,
             "status": status,
+            "common_rows": self._count_common_rows(pairs, rows),
             "null_quantiles": self._find_null_quantiles(state, pairs, rows, map_items, n_leading),
         }
         if has_errors:
@@ -173,6 +174,19 @@ class MixedPairs:
             state = replace(state, params=replace(state.params, thresholds_error=thresholds_error))
         working = {**state.working, **polyserial._asdict()}
         return replace(state, working=working, auxiliary=auxiliary)
+
+    def _count_common_rows(self, pairs: PairCounts, rows: Array) -> Array:
+        """Return the number of rows that observe both features, (n_features, n_features).
+
+        `rows` has those of continuous features and all others, continuous features first.
+        """
+        continuous, ordinal, firsts = self.continuous, self.ordinal, self.first_planes
+        counts = np.zeros((len(self.features), len(self.features)))
+        counts[np.ix_(continuous, np.concatenate([continuous, ordinal]))] = rows
+        counts[np.ix_(ordinal, continuous)] = rows[:, len(continuous) :].T
+        n = np.broadcast_to(pairs.table(0).n, (firsts[-1], firsts[-1]))
+        counts[np.ix_(ordinal, ordinal)] = n[np.ix_(firsts[:-1], firsts[:-1])]
+        return counts
 
     def _collect_counts(
         self, pairs: PairCounts, own: Array, rows: Array, n_levels: NDArray[np.int64]

@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 from pipeline.arrays import Array, Indices
 from pipeline.models.clipped_pca.standard_errors import (
     CorrelationInfluence,
+    add_errors_of_loadings,
     compute_moves,
     cut_gaussians,
-    estimate_loading_errors,
-    sum_products,
 )
 from pipeline.models.state import FitState
 from pipeline.numerics.gaussian.polyserial import PolyserialPairs
@@ -96,27 +95,18 @@ def add_mixed_errors(
     errors[np.ix_(continuous, ordinal)] = polyserial.deviation / root[:, n:]
     errors[np.ix_(ordinal, continuous)] = errors[np.ix_(continuous, ordinal)].T
     np.fill_diagonal(errors, 0.0)
-    params = replace(params, correlation_error=errors)
+    state = replace(state, params=replace(params, correlation_error=errors))
     scale = np.where(has_rows, counts.weight / np.maximum(counts.pair_rows, 1.0), 0.0)
     moves = _Moves(
         continuous, ordinal, n_levels, params.thresholds, own, counts.influence, polyserial, pairs
     )
 
-    def sum_over_rows(x: Array, mask: NDArray[np.uint8] | None, vectors: Array) -> Array:
-        return sum_products(
-            len(x),
-            len(params.thresholds) + n * len(vectors),
-            vectors,
-            lambda rows: moves.iter_vectors(
-                x[rows], mask if mask is None else mask[rows], scale, vectors
-            ),
-        )
+    def iter_moves(x: Array, mask: NDArray[np.uint8] | None, vectors: Array) -> Iterator[Array]:
+        return moves.iter_vectors(x, mask, scale, vectors)
 
-    loadings_error = estimate_loading_errors(
-        params, counts.observed_shares, state.auxiliary["constant"], rng, sum_over_rows
-    )
-    params = replace(params, loadings_error=loadings_error / np.sqrt(counts.weight))
-    return replace(state, params=params)
+    row_size = len(params.thresholds) + n * len(params.loadings)
+    weight = float(counts.weight)
+    return add_errors_of_loadings(state, counts.observed_shares, weight, rng, iter_moves, row_size)
 
 
 @dataclass(frozen=True)

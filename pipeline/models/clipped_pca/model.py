@@ -10,14 +10,19 @@ two estimators of C: `tetrachoric`, the pairwise maximum likelihood with thresho
 margins; and `arcsine` of the paper, C = sin(π C_ss / 2), exact if all thresholds are zero. All
 segments are pooled.
 
-=========  ==============  ================================
-symbol     field           shape
-=========  ==============  ================================
-W          loadings        (n_features, n_components)
-t          thresholds      (n_planes,)
-C          correlation     (n_features, n_features)
-λ          eigenvalues     (n_eigenvalues,)
-=========  ==============  ================================
+Exploratory factors: `estimator=minres` and `estimator=ml` replace the eigenvectors by loadings that
+fit the correlations off the diagonal, and `rotation` turns the columns of W; see `factors`. After
+an oblique rotation, the components have correlations, y ~ N(0, Φ).
+
+=========  =====================  ================================
+symbol     field                  shape
+=========  =====================  ================================
+W          loadings               (n_features, n_components)
+t          thresholds             (n_planes,)
+C          correlation            (n_features, n_features)
+λ          eigenvalues            (n_eigenvalues,)
+Φ          component_correlation  (n_components, n_components)
+=========  =====================  ================================
 
 An ordinal feature with k levels has k − 1 thresholds, one per plane: s_i ≥ c iff x_i > t_ic. The
 correlations are then polychoric: two-step estimates (Olsson 1979) with thresholds from the margins
@@ -33,7 +38,8 @@ of all features. With levels, strips have whole features, and no counts of pairs
 Correlations are stored as float32: this rounds them by at most 3e-8, far below their sampling
 errors, and changes leading eigenvalues by less than a relative 1e-8.
 
-A fitted model uses ψ_i = max(1 − ‖w_i‖², 0.001) and shortens a row of W that is longer than that.
+A fitted model uses ψ_i = max(1 − w_i·Φ w_i, 0.001) and shortens a row of W that is longer than
+that.
 Cost per block: n_planes² / 2 · n_samples / 64 word operations, times the number of bits of the
 largest weight. One pass.
 Weights of rows: every count is weighted. With sampling weights, correlations and thresholds
@@ -43,15 +49,16 @@ Missing values: margins and pairs are counted where they are observed, which is 
 missing completely at random. If other items decide which values are missing, thresholds and
 correlations are biased; use the latent-trait model by quadrature instead.
 Not identifiable: the sign of a column (large entries have a positive sum), and rotations among
-columns of equal eigenvalue.
+columns of equal eigenvalue, or of all columns of factors.
 Accuracy: principal components attribute some of the noise to the loadings, so with few features
-communalities are too high. A fit to rows of the model finds the components of W Wᵀ + ψ, not W: with
-10 features of communalities 0.6 to 0.7, loadings are 0.01 to 0.05 too large.
+communalities are too high, unless `estimator` is `minres` or `ml`. A fit to rows of the model finds
+the components of W Wᵀ + ψ, not W: with 10 features of communalities 0.6 to 0.7, loadings are 0.01
+to 0.05 too large.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, Self
@@ -72,6 +79,16 @@ from pipeline.data.features import (
 from pipeline.errors import LEAVE_OUT, FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
+from pipeline.models.clipped_pca.factors import (
+    check_number_of_factors,
+    correlate_features,
+    find_most_factors,
+    find_orthogonal_loadings,
+    fit_loadings,
+    measure_fit,
+    rotate,
+    warn_about_uniqueness,
+)
 from pipeline.models.clipped_pca.mixed import MixedPairs
 from pipeline.models.clipped_pca.standard_errors import MAX_PLANES, add_standard_errors
 from pipeline.models.clipped_pca.strips import (
@@ -161,8 +178,10 @@ class ClippedPCAParams:
     `status` is the `PairStatus` of every pair. `null_eigenvalues` are the 95 % quantiles of the
     null spectra, empty unless they chose `n_components`. Standard errors are NaN where the data do
     not determine them. `n_levels` is None if all features are binary, and 1 of a continuous
-    feature. `means` and `scales` are the mean and standard deviation of each continuous feature,
-    and 0 and 1 of the x of all others; None if no feature is continuous.
+    feature. `communality` and `uniqueness`, the shares of variance that the components explain and
+    leave, are None with the default estimator and rotation, `component_correlation` without an
+    oblique rotation. `means` and `scales` are the mean and standard deviation of each continuous
+    feature, and 0 and 1 of the x of all others; None if no feature is continuous.
     """
 
     loadings: Array = array_field("feature", "component")
@@ -177,6 +196,9 @@ class ClippedPCAParams:
     n_levels: NDArray[np.int64] | None = optional_array_field(
         "feature", allowed=NumberRange(minimum=1, maximum=MAX_LEVELS)
     )
+    component_correlation: Array | None = optional_array_field("component", "component_j")
+    communality: Array | None = optional_array_field("feature")
+    uniqueness: Array | None = optional_array_field("feature")
     means: Array | None = optional_array_field("feature")
     scales: Array | None = optional_array_field("feature", allowed=NumberRange(above=0))
 
@@ -194,7 +216,13 @@ class ClippedPCA(Model):
     n_components
         Number of components; None chooses it by parallel analysis.
     estimator
-        `tetrachoric` or `arcsine`.
+        Estimator of the loadings: principal components (`pca`), or factors by minimum residuals
+        (`minres`) or maximum likelihood (`ml`), with indices of fit.
+    rotation
+        Rotation of the loadings: `none`, `varimax`, or for correlated components `oblimin` or
+        `promax`.
+    correlation
+        Estimator of the correlations of binary features: `tetrachoric` or `arcsine`.
     empty_cells
         How the tetrachoric estimator treats a table with an empty cell: `half` adds ½ to all its
         cells, `none` uses the boundary estimate ±(1 − 1e-6). If ones are rare, `none` makes the
@@ -207,7 +235,7 @@ class ClippedPCA(Model):
     errors
         `model` computes standard errors under the fitted Gaussians, for unrepaired correlations
         of up to 1,000 planes that are not arcsine estimates, unless rows have sampling weights;
-        `none` omits them.
+        `none` omits them. Rotated loadings and those of factors have none.
     null_draws
         Number of null spectra for the parallel analysis, at least 20.
     """
@@ -220,14 +248,16 @@ class ClippedPCA(Model):
         "correlations between them are taken as 0, and each component may belong to one part"
     )
     params: ClassVar[type[ClippedPCAParams]] = ClippedPCAParams
-    signed_arrays: ClassVar[tuple[str, ...]] = ("loadings",)
+    signed_arrays: ClassVar[tuple[str, ...]] = ("loadings", "component_correlation")
     codes: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "mean": ("component",),
         "variance": ("component",),
         "converged": (),
     }
     n_components: int | None = None
-    estimator: Literal["tetrachoric", "arcsine"] = "tetrachoric"
+    estimator: Literal["pca", "minres", "ml"] = "pca"
+    rotation: Literal["none", "varimax", "oblimin", "promax"] = "none"
+    correlation: Literal["tetrachoric", "arcsine"] = "tetrachoric"
     empty_cells: Literal["half", "none"] = "half"
     constant_features: Literal["refuse", "keep"] = "refuse"
     repair: Literal["none", "nearest", "shrink"] = "none"
@@ -242,13 +272,13 @@ class ClippedPCA(Model):
         Raises
         ------
         FitError
-            If the estimator takes binary features only.
+            If the correlations are those of binary features only.
         """
-        if self.estimator == "arcsine" and not are_binary(structure.features):
+        if self.correlation == "arcsine" and not are_binary(structure.features):
             raise FitError(
-                "{estimator=arcsine} takes binary features only. Leave it out, or cut the features "
-                "in two by {cut=NAME>=VALUE}.",
-                parameter="estimator",
+                "{correlation=arcsine} takes binary features only. Leave it out, or cut the "
+                "features in two by {cut=NAME>=VALUE}.",
+                parameter="correlation",
             )
         return super().with_structure(structure)
 
@@ -355,6 +385,9 @@ class ClippedPCA(Model):
                 "number_means": params.means[self.structure.continuous],
                 "number_scales": params.scales[self.structure.continuous],
             }
+        if self.estimator != "pca" and self.n_components is not None:
+            n_varying = len(params.loadings) - len(constant)
+            check_number_of_factors(self.n_components, n_varying, self.estimator)
         state = FitState(
             params,
             working=working,
@@ -364,7 +397,7 @@ class ClippedPCA(Model):
                 "constant": constant,
             },
             warnings=self._warn_about_constants(constant)
-            + warn_about_margins(self.estimator, ones / observed),
+            + warn_about_margins(self.correlation, ones / observed),
         )
         if level_rows is None:
             return state
@@ -382,8 +415,14 @@ class ClippedPCA(Model):
                 f"{{components}} is {self.n_components}, but the limit is {limit}, {reason}.",
                 parameter="components",
             )
+        limit_text, size_text = self._describe_size(n_features)
+        if is_wide and self.estimator != "pca":
+            raise FitError(
+                f"{{estimator={self.estimator}}} takes at most {limit_text}, because it needs all "
+                f"correlations at once, but there are {size_text}. Use {{estimator=pca}}.",
+                parameter="estimator",
+            )
         if is_wide and self.repair == "nearest":
-            limit_text, size_text = self._describe_size(n_features)
             raise FitError(
                 f"{{repair=nearest}} takes at most {limit_text}, because it computes all "
                 f"eigenvectors many times, but there are {size_text}. Use {{repair=shrink}}.",
@@ -404,7 +443,7 @@ class ClippedPCA(Model):
         )
 
     def _make_first_params(self, first: FeatureCounts, thresholds: Array) -> ClippedPCAParams:
-        if self.estimator == "arcsine":
+        if self.correlation == "arcsine":
             thresholds = np.zeros_like(thresholds)
         n_levels, n_features, none = None, len(thresholds), np.zeros(0)
         if (firsts := self.first_planes) is not None:
@@ -504,7 +543,8 @@ class ClippedPCA(Model):
             statistics, self._estimator_function, map_items, self.first_planes
         )
         null_quantiles = self._null_quantiles(statistics, state.auxiliary["null_seeds"], map_items)
-        fitted = self._fit_correlation(state, correlation, status, null_quantiles)
+        common_rows = self._count_common_rows(statistics, len(correlation))
+        fitted = self._fit_correlation(state, correlation, status, null_quantiles, common_rows)
         fitted = fitted.with_warnings(warn_about_nested_features(statistics, self.first_planes))
         if self._has_errors(state):
             fitted = add_standard_errors(fitted, statistics, self.empty_cells, rng)
@@ -529,8 +569,9 @@ class ClippedPCA(Model):
             state = state.with_warnings([warning.with_names(names) for warning in nested])
         if state.working["is_active"].any():
             return state
-        quantiles = state.auxiliary["null_quantiles"]
-        fitted = self._fit_correlation(state, *mixed.collect_correlations(state), quantiles)
+        quantiles, common_rows = state.auxiliary["null_quantiles"], state.auxiliary["common_rows"]
+        correlations = mixed.collect_correlations(state)
+        fitted = self._fit_correlation(state, *correlations, quantiles, common_rows)
         if has_errors:
             fitted = mixed.add_errors(fitted)
         return self._with_feature_names(fitted)
@@ -549,11 +590,23 @@ class ClippedPCA(Model):
         return self._needs_errors(state) and not state.auxiliary["has_sampling_weights"]
 
     def _needs_errors(self, state: FitState) -> bool:
-        is_plain = self.estimator == "tetrachoric" and self.repair == "none"
+        is_plain = self.correlation == "tetrachoric" and self.repair == "none"
         return self.errors != "none" and is_plain and len(state.params.thresholds) <= MAX_PLANES
 
+    def _count_common_rows(self, counts: PairCounts, n_features: int) -> NDArray[Any]:
+        """Return the number of rows that observe both features of each pair."""
+        n = np.asarray(counts.table(0).n)
+        if n.ndim == 2 and (firsts := self.first_planes) is not None:
+            n = n[np.ix_(firsts[:-1], firsts[:-1])]
+        return np.broadcast_to(n, (n_features, n_features))
+
     def _fit_correlation(
-        self, state: FitState, correlation: Array, status: NDArray[np.uint8], null_quantiles: Array
+        self,
+        state: FitState,
+        correlation: Array,
+        status: NDArray[np.uint8],
+        null_quantiles: Array,
+        common_rows: NDArray[Any],
     ) -> FitState:
         """Repair the correlations, and compute their spectrum and the loadings."""
         repaired, shrinkage, repair_distance = self._repair(correlation)
@@ -577,10 +630,27 @@ class ClippedPCA(Model):
             "repair_distance": repair_distance,
             "shrinkage": shrinkage,
         }
+        if self.estimator != "pca":
+            diagnostics["estimator"] = self.estimator
+            diagnostics["fit_statistics"] = self._measure_fit(fitted, common_rows)
         fitted = replace(fitted, diagnostics=diagnostics)
         if self._needs_errors(state) and state.auxiliary["has_sampling_weights"]:
             return fitted.with_warning("there are no standard errors for sampling weights")
         return fitted
+
+    def _measure_fit(self, state: FitState, common_rows: NDArray[Any]) -> dict[str, Any]:
+        """Return the indices of fit of the factors of the features that vary."""
+        params, constant = state.params, state.auxiliary["constant"]
+        varying = np.setdiff1d(np.arange(len(params.loadings)), constant)
+        own = np.ix_(varying, varying)
+        fitted = correlate_features(params)
+        return measure_fit(
+            params.correlation[own],
+            fitted[own],
+            params.loadings.shape[1],
+            common_rows[own],
+            has_sampling_weights=bool(state.auxiliary["has_sampling_weights"]),
+        )
 
     def _repair(self, correlation: Array) -> tuple[Array, float, float]:
         """Return the repaired correlations, their shrinkage τ, and the distance of the repair."""
@@ -603,20 +673,44 @@ class ClippedPCA(Model):
         params, constant = state.params, state.auxiliary["constant"]
         values = params.eigenvalues
         n_components = self.n_components or _count_above_null(values, params.null_eigenvalues)
+        warnings: FitWarnings = ()
+        if self.estimator != "pca" and self.n_components is None:
+            limit = find_most_factors(len(vectors) - len(constant))
+            if n_components > limit:
+                text = f"{n_components} components stand out, but the features determine at most "
+                warnings = (FitWarning(f"{text}{limit} factors; set {{components}} to fewer"),)
+                n_components = limit
         loadings = vectors[:, :n_components] * np.sqrt(np.maximum(values[:n_components], 0.0))
         loadings[constant] = 0.0
-        params = replace(params, loadings=loadings)
-        warnings = warn_about_spectrum(params, n_components, is_chosen=self.n_components is None)
+        params = self._find_factors(replace(params, loadings=loadings), constant)
+        warnings += warn_about_spectrum(params, n_components, is_chosen=self.n_components is None)
         warnings += warn_about_indefinite(
             negative, self._suggest_repair(len(loadings))
         ) + warn_about_pairs(pair_statuses)
-        warnings += warn_about_noise(communalities(params))
+        if self.estimator == "pca":
+            warnings += warn_about_noise(communalities(params))
+        else:
+            warnings += warn_about_uniqueness(params.uniqueness)
         return replace(
             state,
             params=params,
             diagnostics={**pair_statuses.count_by_status(), "n_components": n_components},
             warnings=state.warnings + warnings,
         )
+
+    def _find_factors(
+        self, params: ClippedPCAParams, constant: NDArray[np.intp]
+    ) -> ClippedPCAParams:
+        """Replace principal components by factors, and rotate them, if the settings say so."""
+        if self.estimator != "pca":
+            varying = np.setdiff1d(np.arange(len(params.loadings)), constant)
+            assert params.correlation is not None
+            own = params.correlation[np.ix_(varying, varying)]
+            loadings = np.zeros_like(params.loadings)
+            loadings[varying] = fit_loadings(own, params.loadings[varying], self.estimator)
+            params = replace(params, loadings=loadings)
+        is_default = self.estimator == "pca" and self.rotation == "none"
+        return params if is_default else rotate(params, self.rotation)
 
     def _suggest_repair(self, n_features: int) -> str:
         if self.empty_cells == "none":
@@ -701,7 +795,7 @@ class ClippedPCA(Model):
 
     @property
     def _estimator_function(self) -> CorrelationEstimator:
-        if self.estimator == "arcsine":
+        if self.correlation == "arcsine":
             return estimate_arcsine
         if (firsts := self.first_planes) is None:
             return partial(estimate_tetrachoric, self.empty_cells)
@@ -750,7 +844,13 @@ class ClippedPCA(Model):
                 own = params.n_levels == 1
                 values = (block.numbers.T - params.means[own]) / params.scales[own]
                 values = values / np.sqrt(find_noise(params)[own])
-        return probit_codes(levels, weights, offsets, observed, params.n_levels, values)
+
+        def code(weights: Array) -> dict[str, NDArray[Any]]:
+            return probit_codes(levels, weights, offsets, observed, params.n_levels, values)
+
+        if params.component_correlation is None:
+            return code(weights)
+        return code_correlated_components(code, weights, params.component_correlation)
 
     def sample(
         self,
@@ -772,6 +872,8 @@ class ClippedPCA(Model):
         """Draw rows with values of continuous features; segments do not matter."""
         weights, offsets = probit_weights(params)
         codes = rng.standard_normal((n_samples, weights.shape[1]))
+        if params.component_correlation is not None:
+            codes = codes @ np.linalg.cholesky(params.component_correlation).T
         noise = rng.standard_normal((n_samples, len(weights)))
         means, own_noise = (params.repeat_for_planes(a) for a in (codes @ weights.T, noise))
         bits = (means + offsets + own_noise > 0).astype(np.uint8)
@@ -834,7 +936,7 @@ def _count_above_null(values: Array, null: Array) -> int:
 
 def communalities(params: ClippedPCAParams) -> Array:
     """Return the share of each feature's variance explained by the components, (n_features,)."""
-    communalities: Array = (params.loadings**2).sum(axis=1)
+    communalities: Array = (find_orthogonal_loadings(params) ** 2).sum(axis=1)
     return communalities
 
 
@@ -855,10 +957,39 @@ def probit_weights(params: ClippedPCAParams) -> tuple[Array, Array]:
     return weights, -params.thresholds / params.repeat_for_planes(noise)
 
 
-def warn_about_margins(estimator: str, shares: Array) -> FitWarnings:
+def code_correlated_components(
+    code: Callable[[Array], Mapping[str, NDArray[Any]]], weights: Array, correlation: Array
+) -> dict[str, NDArray[Any]]:
+    """Return the codes of correlated components, from those of independent ones.
+
+    `code` computes the codes of y ~ N(0, I) given weights. With Φ = T Tᵀ, y = T u. As codes have no
+    covariances, the variance of a component is that of the first of several independent ones, with
+    row k of T as the first axis.
+    """
+    root = np.linalg.cholesky(correlation)
+    identity = np.eye(len(root))
+    means, variances, converged = [], [], []
+    for row in root:
+        # The reflection that maps the row, of length 1, to the first axis or its opposite. The one
+        # that is farther keeps all digits.
+        sign = 1.0 if row[0] < 0 else -1.0
+        normal = row - sign * identity[0]
+        axes = identity - 2 / float(normal @ normal) * np.outer(normal, normal)
+        own = code(weights @ root @ axes)
+        means.append(sign * own["mean"][:, 0])
+        variances.append(own["variance"][:, 0])
+        converged.append(own["converged"])
+    return {
+        "mean": np.stack(means, axis=1),
+        "variance": np.stack(variances, axis=1),
+        "converged": np.all(converged, axis=0),
+    }
+
+
+def warn_about_margins(correlation: str, shares: Array) -> FitWarnings:
     """Warn about features for which the arcsine estimator is biased, given their shares of ones."""
     uneven = np.flatnonzero(np.abs(shares - 0.5) > 0.1)
-    if estimator == "tetrachoric" or not uneven.size:
+    if correlation == "tetrachoric" or not uneven.size:
         return ()
     text = "arcsine assumes that half of the values are ones; biased for: {features}"
     return (FitWarning(text, tuple(uneven.tolist())),)

@@ -14,7 +14,8 @@ by vᵀ D v. Sums over rows of D v (D v)ᵀ give the errors of loadings; no matr
 A correlation whose table has an empty cell, or no rows, has no standard error (NaN), nor have the
 loadings of its two features.
 These sums need the covariance of two correlations, which pair counts do not contain. They are taken
-over rows drawn from the fitted Gaussians, so that no row of the data is read again.
+over rows drawn from the fitted Gaussians, so that no row of the data is read again. So is the mean
+of the discrepancy of factors, see `numerics.spectra.factor_analysis`.
 """
 
 from __future__ import annotations
@@ -29,14 +30,26 @@ from numpy.typing import NDArray
 
 from pipeline.arrays import Array
 from pipeline.executors.cancellation import check_cancelled
+from pipeline.models.clipped_pca.factors import (
+    correlate_features,
+    find_orthogonal_loadings,
+    with_fit_statistics,
+)
 from pipeline.models.state import FitState
 from pipeline.numerics.gaussian.polychoric_influence import polychoric_influence
+from pipeline.numerics.spectra.factor_analysis import (
+    compute_asymptotic_fit,
+    make_discrepancy_form,
+)
 from pipeline.statistics.counts import PairCounts, PairTable
 
 Planes = NDArray[np.int64]
 Reals = NDArray[Any]  # in single or double precision
-SumOverRows = Callable[[Array, NDArray[np.uint8] | None, Array], Array]
-"""Sums (D v)(D v)ᵀ over rows, given Gaussians, their mask and eigenvectors."""
+IterMoves = Callable[[Array, NDArray[np.uint8] | None, Array], Iterator[Reals]]
+"""Yields D v of rows, (n_rows, n_features), given Gaussians, their mask, and the vectors v.
+
+D is the influence of a row on all correlations; the vectors are (n_features, n_vectors).
+"""
 
 MAX_PLANES = 1000
 """Maximum number of planes with standard errors."""
@@ -44,6 +57,8 @@ _MIN_ROWS, _MAX_ROWS = 1_000, 20_000
 _MAX_WORK = 2e10  # multiplications
 _BATCH_ENTRIES = 2**21
 _MIN_DENSITY = 1e-12
+MAX_INDEX_FEATURES = 100
+"""Maximum number of features of indices of fit that allow for the errors of correlations."""
 
 
 def add_standard_errors(
@@ -54,6 +69,8 @@ def add_standard_errors(
 ) -> FitState:
     """Add standard errors to the correlations, thresholds and loadings of a `ClippedPCA`.
 
+    Loadings of factors, and rotated ones, have none: they are no scaled eigenvectors. Factors get
+    indices of fit that allow for the errors of correlations.
     `counts` are the counts of all pairs, with segments pooled; `rng` draws the simulated rows.
     """
     params, weight = state.params, counts.weight
@@ -77,14 +94,9 @@ def add_standard_errors(
         thresholds_error=compute_threshold_errors(observed, ones),
     )
     shares = (observed if firsts is None else observed[firsts]) / weight
-    constant = state.auxiliary["constant"]
-
-    def sum_over_rows(x: Array, mask: NDArray[np.uint8] | None, vectors: Array) -> Array:
-        X = cut_gaussians(x, params.thresholds, params.n_levels)
-        return sum_influence_products(X, mask, influence, vectors, params.n_levels)
-
-    loadings_error = estimate_loading_errors(params, shares, constant, rng, sum_over_rows)
-    return replace(state, params=replace(params, loadings_error=loadings_error / np.sqrt(weight)))
+    iter_moves = make_level_moves(influence, params.thresholds, params.n_levels)
+    state = replace(state, params=params)
+    return add_errors_of_loadings(state, shares, weight, rng, iter_moves, len(params.thresholds))
 
 
 def compute_level_influence(
@@ -108,39 +120,101 @@ def compute_level_influence(
     return scaled, influence.error
 
 
-def estimate_loading_errors(
-    params: Any,
+def add_errors_of_loadings(
+    state: FitState,
     observed: Array,
-    constant: NDArray[np.int64],
+    weight: float,
     rng: np.random.Generator,
-    sum_over_rows: SumOverRows,
-) -> Array:
-    """Return the standard errors of loadings for one row; NaN where they are unknown.
+    iter_moves: IterMoves,
+    row_size: int,
+) -> FitState:
+    """Add the standard errors of loadings, NaN where they are unknown; of factors, indices of fit.
 
-    `params` has the errors of correlations; loadings of a feature with an unknown one have none.
-    `observed` are shares of rows, (n_features,); `constant` are the constant features.
+    The parameters have the errors of correlations; loadings of a feature with an unknown one have
+    none. `observed` are shares of rows, (n_features,); `weight` is the weight of all rows. See
+    `sum_products` for `row_size`.
     """
-    n_planes, q = len(params.thresholds), params.loadings.shape[1]
-    if params.means is not None:
-        n_planes += len(params.n_levels)
-    n_rows = int(np.clip(_MAX_WORK / (n_planes**2 * max(q, 1)), _MIN_ROWS, _MAX_ROWS))
-    x = _draw_gaussians(params, n_rows, rng)
-    mask = None
-    if (observed < 1).any():
-        mask = (rng.random((n_rows, len(observed))) < observed).astype(np.uint8)
+    params, constant = state.params, state.auxiliary["constant"]
+    if params.communality is not None:  # the loadings are no scaled eigenvectors
+        return _add_indices_of_factors(state, observed, weight, rng, iter_moves, row_size)
+    q = params.loadings.shape[1]
+    x, mask = _draw_rows(params, observed, q, rng)
     values = params.eigenvalues[:q]
     scale = np.where(values > 0, 1 / np.sqrt(np.where(values > 0, values, 1.0)), 0.0)
     vectors = params.loadings * scale
     varying = params.correlation.copy()
     varying[constant, constant] = 0.0
-    moments = sum_over_rows(x, mask, vectors) / n_rows
+    moments = sum_products(x, mask, vectors, iter_moves, row_size) / len(x)
     errors = loading_standard_errors(varying, values, vectors, moments)
     # The loadings of a feature depend on its own correlations in the first place.
     is_unknown = np.isnan(params.correlation_error)
     is_unknown[constant] = is_unknown[:, constant] = False
     errors[is_unknown.any(axis=1)] = np.nan
     errors[constant] = np.nan
-    return errors
+    return replace(state, params=replace(params, loadings_error=errors / np.sqrt(weight)))
+
+
+def _add_indices_of_factors(
+    state: FitState,
+    observed: Array,
+    weight: float,
+    rng: np.random.Generator,
+    iter_moves: IterMoves,
+    row_size: int,
+) -> FitState:
+    """Add the indices of fit that allow for the errors of the correlations.
+
+    The arguments are those of `add_errors_of_loadings`.
+    """
+    params, found = state.params, state.diagnostics.get("fit_statistics", {})
+    if "normal_chi2" not in found:
+        return state
+    varying = np.setdiff1d(np.arange(len(params.loadings)), state.auxiliary["constant"])
+    own = np.ix_(varying, varying)
+    if np.isnan(params.correlation_error[own]).any():
+        return with_fit_statistics(state, rmsea_missing="some correlations have no standard error")
+    if len(varying) > MAX_INDEX_FEATURES:
+        text = f"there are more than {MAX_INDEX_FEATURES} features"
+        return with_fit_statistics(state, rmsea_missing=text)
+    fitted, is_ml = correlate_features(params)[own], state.diagnostics["estimator"] == "ml"
+    evaluate = make_discrepancy_form(fitted, find_orthogonal_loadings(params)[varying], is_ml=is_ml)
+    x, mask = _draw_rows(params, observed, len(varying), rng)
+    vectors = np.eye(len(params.loadings))[:, varying]
+    total, baseline, mean = 0.0, 0.0, np.zeros(fitted.shape)
+    for rows in _split_rows(len(x), max(row_size, fitted.size)):
+        own_mask = mask if mask is None else mask[rows]
+        columns = [moves[:, varying] for moves in iter_moves(x[rows], own_mask, vectors)]
+        changes = np.stack(columns, axis=2).astype(np.float64)
+        total += float(evaluate(changes).sum())
+        baseline += float((changes**2).sum()) / 2
+        mean += changes.sum(axis=0) / len(x)
+    expected = total / len(x) - float(evaluate(mean[None])[0])
+    expected_baseline = baseline / len(x) - float((mean**2).sum()) / 2
+    indices = compute_asymptotic_fit(
+        params.correlation[own],
+        fitted,
+        params.loadings.shape[1],
+        weight,
+        (expected, expected_baseline),
+    )
+    return with_fit_statistics(state, **indices)
+
+
+def _count_planes(params: Any) -> int:
+    """Return the number of planes and, if some features are continuous, of all features."""
+    return len(params.thresholds) + (0 if params.means is None else len(params.n_levels))
+
+
+def _draw_rows(
+    params: Any, observed: Array, n_vectors: int, rng: np.random.Generator
+) -> tuple[Array, NDArray[np.uint8] | None]:
+    """Draw Gaussians and, if values are missing, their mask, as many as the work allows."""
+    n_rows = _MAX_WORK / (_count_planes(params) ** 2 * max(n_vectors, 1))
+    x = _draw_gaussians(params, int(np.clip(n_rows, _MIN_ROWS, _MAX_ROWS)), rng)
+    mask = None
+    if (observed < 1).any():
+        mask = (rng.random(x.shape) < observed).astype(np.uint8)
+    return x, mask
 
 
 def _draw_gaussians(params: Any, n_rows: int, rng: np.random.Generator) -> Array:
@@ -229,35 +303,27 @@ def correlation_standard_errors(
     return np.asarray(errors)
 
 
-def sum_influence_products(
-    X: NDArray[np.uint8],
-    observed: NDArray[np.uint8] | None,
-    influence: CorrelationInfluence,
-    vectors: Array,
-    n_levels: Planes | None = None,
-) -> Array:
-    """Sum (D v)(D v)ᵀ over rows, minus the contribution of their mean.
+def make_level_moves(
+    influence: CorrelationInfluence, thresholds: Array, n_levels: Planes | None = None
+) -> IterMoves:
+    """Return the function that computes D v of rows of features with levels.
 
-    `X` is (n_samples, n_planes) and `observed` (n_samples, n_features), None if every value is
-    observed. `n_levels` is (n_features,), None if all features are binary.
-    Return the sums for each eigenvector in `vectors` (n_features, n_components), as an array of
-    shape (n_components, n_features, n_features).
+    `n_levels` is (n_features,), None if all features are binary.
     """
-
     # Products in single precision take half the time; moves are sums of a few hundred of them.
     influence = CorrelationInfluence(*(part.astype(np.float32) for part in influence))
 
-    def iter_moves(rows: slice) -> Iterator[Reals]:
-        x = X[rows].astype(np.float32)
+    def iter_moves(x: Array, mask: NDArray[np.uint8] | None, vectors: Array) -> Iterator[Reals]:
+        X = cut_gaussians(x, thresholds, n_levels).astype(np.float32)
         # Without missing values, the terms that depend on the mask are the same in every row.
         m = np.ones((1, len(vectors)), np.float32)
-        if observed is not None:
-            m = observed[rows].astype(np.float32)
-            x *= m if n_levels is None else np.repeat(m, n_levels - 1, axis=1)
+        if mask is not None:
+            m = mask.astype(np.float32)
+            X *= m if n_levels is None else np.repeat(m, n_levels - 1, axis=1)
         for v in vectors.T.astype(np.float32):
-            yield compute_moves(x, m, v, influence, n_levels)
+            yield compute_moves(X, m, v, influence, n_levels)
 
-    return sum_products(len(X), X.shape[1], vectors, iter_moves)
+    return iter_moves
 
 
 def compute_moves(
@@ -279,22 +345,33 @@ def compute_moves(
 
 
 def sum_products(
-    n_rows: int, row_size: int, vectors: Array, iter_moves: Callable[[slice], Iterator[Reals]]
+    x: Array,
+    mask: NDArray[np.uint8] | None,
+    vectors: Array,
+    iter_moves: IterMoves,
+    row_size: int,
 ) -> Array:
     """Sum (D v)(D v)ᵀ over rows, minus the contribution of their mean.
 
-    `iter_moves` yields D v of some rows for each of `vectors`; `row_size` is the number of entries
-    that it computes per row.
+    Return the sums for each of `vectors`, (n_features, n_components), as an array of shape
+    (n_components, n_features, n_features). `row_size` is the number of entries that `iter_moves`
+    computes per row and vector.
     """
     n_features, q = vectors.shape
     products, sums = np.zeros((q, n_features, n_features)), np.zeros((q, n_features))
+    for rows in _split_rows(len(x), row_size):
+        own_mask = mask if mask is None else mask[rows]
+        for k, moves in enumerate(iter_moves(x[rows], own_mask, vectors)):
+            products[k] += moves.T @ moves
+            sums[k] += moves.sum(axis=0)
+    return np.asarray(products - sums[:, :, None] * sums[:, None] / max(len(x), 1))
+
+
+def _split_rows(n_rows: int, row_size: int) -> Iterator[slice]:
     height = max(1, _BATCH_ENTRIES // row_size)
     for start in range(0, n_rows, height):
         check_cancelled()
-        for k, moves in enumerate(iter_moves(slice(start, start + height))):
-            products[k] += moves.T @ moves
-            sums[k] += moves.sum(axis=0)
-    return np.asarray(products - sums[:, :, None] * sums[:, None] / max(n_rows, 1))
+        yield slice(start, min(start + height, n_rows))
 
 
 def loading_standard_errors(

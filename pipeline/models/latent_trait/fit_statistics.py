@@ -34,6 +34,7 @@ from pipeline.numerics.logistic.categories.curves import (
 from pipeline.numerics.logistic.categories.scores import extend_points
 from pipeline.numerics.logistic.information import average_reliability
 from pipeline.numerics.logistic.latent_nodes import Nodes
+from pipeline.numerics.metrics import find_noncentrality
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
@@ -254,7 +255,7 @@ def _compute_fit_indices(
     m2, df, srmsr = fitted
     ratio, baseline_ratio = m2 / df, independent.m2 / independent.df
     excess, largest = max(m2 - df, 0.0), max(independent.m2 - independent.df, m2 - df, 0.0)
-    bounds = [_noncentrality(m2, df, level) for level in (0.95, 0.05)]
+    bounds = [find_noncentrality(m2, df, level) for level in (0.95, 0.05)]
     return {
         "m2": m2,
         "m2_df": df,
@@ -266,12 +267,6 @@ def _compute_fit_indices(
         "tli": (baseline_ratio - ratio) / (baseline_ratio - 1),
         "m2_rows": n_rows,
     }
-
-
-def _noncentrality(value: float, df: int, level: float) -> float:
-    """Return the noncentrality (at least 0) for which P(χ² < value) is `level`."""
-    is_central = scipy.special.chdtr(df, value) <= level
-    return 0.0 if is_central else float(scipy.special.chndtrinc(value, df, level))
 
 
 def compute_m2_fit(

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from pipeline.errors import FitError
 from pipeline.models.latent_trait.params import LatentTraitParams, Traits, make_params
-from pipeline.models.latent_trait.rotations import turn_to_principal_axes
 from pipeline.models.loading_pattern import LoadingPattern
+from pipeline.numerics.spectra.rotations import principal_axes
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -21,6 +21,13 @@ Flags = NDArray[np.bool_]
 MIN_VARIANCE = 1e-12  # of a trait; no row informs about a trait without weights
 _MIN_ROOT = 1e-3  # of the diagonal of a Cholesky factor after an extrapolation
 _MAX_SCORING_STEPS, _SCORING_TOLERANCE = 20, 1e-12
+
+
+def turn_to_principal_axes(params: LatentTraitParams) -> LatentTraitParams:
+    """Rotate the weights to their principal axes, and record the rotation in `axes`."""
+    weights = principal_axes(params.weights)
+    left, _, right = np.linalg.svd(params.weights.T @ weights)
+    return replace(params.with_items(weights=weights), axes=left @ right)
 
 
 @dataclass(frozen=True)

@@ -223,7 +223,6 @@ from pipeline.models.latent_trait.regression_design import (
     make_row_regression,
     move_origin,
 )
-from pipeline.models.latent_trait.rotations import principal_axes, rotate_weights
 from pipeline.models.latent_trait.stages import (
     MAX_INTEGRATION_ERROR,
     MAX_SLOPE,
@@ -297,6 +296,7 @@ from pipeline.numerics.logistic.lattice_nodes import (
     make_even_nodes,
 )
 from pipeline.numerics.logistic.parameter_expansion import estimate_trait_gaussian
+from pipeline.numerics.spectra.rotations import principal_axes, rotate_loadings
 from pipeline.params import replace_arrays
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
@@ -371,7 +371,8 @@ class LatentTrait(Model):
     acceleration
         `squarem` or `none`. With `none`, large fits do not start on a sample of their rows either.
     rotation
-        Rotation of the weights in `rotated`: `principal` axes, `varimax` or `promax`.
+        Rotation of the weights in `rotated`: `principal` axes, `varimax`, or for correlated
+        components `oblimin` or `promax`.
     errors
         Standard errors from the observed information (`louis`), from the products of scores
         (`crossproduct`, always used above 3 components), from both (`sandwich`, also right if the
@@ -457,7 +458,7 @@ class LatentTrait(Model):
     equal_slopes: Literal["no", "yes"] = "no"
     constant_features: Literal["refuse", "pin"] = "refuse"
     acceleration: Literal["squarem", "none"] = "squarem"
-    rotation: Literal["principal", "varimax", "promax"] = "principal"
+    rotation: Literal["principal", "varimax", "oblimin", "promax"] = "principal"
     errors: Literal["louis", "sandwich", "crossproduct", "none"] = "louis"
     invariance: Literal["configural", "metric", "scalar", "strict"] = "scalar"
     free: str = ""
@@ -1572,7 +1573,7 @@ class LatentTrait(Model):
         """Rotate the weights, add difficulties, diagnostics and warnings; describe the traits."""
         before, q, sums = state.params, state.params.weights.shape[1], statistics.values
         params, working = self._choose_axes(state), state.working
-        rotated, correlation = rotate_weights(params.weights, self.rotation)
+        rotated, correlation = rotate_loadings(params.weights, self.rotation)
         params = replace(params, rotated=rotated, component_correlation=correlation)
         if "points" in working:
             working = {**working, "points": working["points"] @ params.axes}

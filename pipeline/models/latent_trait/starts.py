@@ -12,10 +12,10 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.models.latent_trait.rotations import principal_axes
 from pipeline.numerics.logistic.categories.gaussian_items import MIN_DEVIATION
 from pipeline.numerics.spectra.factor_analysis import fit_factors
 from pipeline.numerics.spectra.low_rank import LowRankFit, find_low_rank_fits
+from pipeline.numerics.spectra.rotations import principal_axes
 from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.pair_moments import PairMoments
 

@@ -27,7 +27,7 @@ FACTS = Facts(
     "clipped-pca",
     tolerant={"constant_features": "keep"},
     variants=(
-        {"estimator": "arcsine"},
+        {"correlation": "arcsine"},
         {"empty_cells": "half"},
         {"repair": "nearest"},
         {"n_components": None},

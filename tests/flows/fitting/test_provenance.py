@@ -36,7 +36,7 @@ def test_whatever_decides_the_result_makes_another_fit(dataset, tmp_path):
         (dataset, ClippedPCA(), None, 0),
         (written(tmp_path, seed=2), ClippedPCA(), None, 0),
         (dataset, ClippedPCA(3), None, 0),
-        (dataset, ClippedPCA(estimator="arcsine"), None, 0),
+        (dataset, ClippedPCA(correlation="arcsine"), None, 0),
         (dataset, ClippedPCA(), "train", 0),
         (dataset, ClippedPCA(), None, 1),
     ]

@@ -301,7 +301,7 @@ def test_a_refit_counts_appended_rows_and_gives_the_same_bytes(
         assert counted == {strip: [*range(before, n_chunks)] for strip in STRIPS}
         assert refit == fitted("--output", f"alone-{n_rows}")
         assert counted == {strip: [*range(n_chunks)] for strip in STRIPS}
-    other = ("--set", "estimator=arcsine")
+    other = ("--set", "correlation=arcsine")
     refit = fitted(*other)
     assert counted == {strip: [] for strip in STRIPS}
     assert refit == fitted(*other, "--output", "arcsine")

@@ -218,7 +218,7 @@ def test_both_lines_of_a_long_spectrum_end_at_the_same_rank(tmp_path):
 
 
 def test_warnings_are_shown_whole(data, tmp_path):
-    built = build_model("clipped-pca", "2", ["estimator=arcsine"])
+    built = build_model("clipped-pca", "2", ["correlation=arcsine"])
     artifact = load_artifact(write_fit(tmp_path / "artifact", built, open_dataset(data)))
     warnings = artifact.manifest["warnings"]
     assert warnings

@@ -100,7 +100,7 @@ def test_runs_by_hand_are_recorded_with_their_options(cli, prefect_server, tmp_p
     fitted = ("--dataset", "d.zarr", "--artifact", "f")
     commands = (
         ("ingest", "x.npy", "--dataset", "d.zarr"),
-        ("fit", "--dataset", "d.zarr", "--set", "estimator=arcsine", "--output", "f"),
+        ("fit", "--dataset", "d.zarr", "--set", "correlation=arcsine", "--output", "f"),
         ("transform", *fitted, "--output", "codes.zarr"),
         ("neighbours", "--dataset", "d.zarr", "--output", "nearest.zarr"),
         ("evaluate", *fitted),
@@ -115,7 +115,7 @@ def test_runs_by_hand_are_recorded_with_their_options(cli, prefect_server, tmp_p
     assert [run.name for run in reversed(runs)] == names
     assert all(run.state.is_completed() for run in runs)
     parameters = runs[-2].parameters
-    expected = {"dataset": "d.zarr", "settings": ["estimator=arcsine"], "report": False}
+    expected = {"dataset": "d.zarr", "settings": ["correlation=arcsine"], "report": False}
     assert parameters.items() >= expected.items()
     assert parameters["where"] == {"name": "serial"}
     assert parameters.keys() == {one.name for one in fields(FitOptions)}

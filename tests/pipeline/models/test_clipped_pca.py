@@ -93,10 +93,10 @@ def test_rare_values_need_half_counts() -> None:
     assert found["half"] == 5 < found["none"]
 
 
-@pytest.mark.parametrize(("n_features", "estimator"), [(32, "tetrachoric"), (128, "arcsine")])
-def test_the_ring_has_two_components(n_features: int, estimator: Any) -> None:
+@pytest.mark.parametrize(("n_features", "correlation"), [(32, "tetrachoric"), (128, "arcsine")])
+def test_the_ring_has_two_components(n_features: int, correlation: Any) -> None:
     X = ring(20_000, n_features, np.random.default_rng(0))
-    params = fitted(X, estimator=estimator).params
+    params = fitted(X, correlation=correlation).params
     assert params.loadings.shape == (n_features, 2)
     np.testing.assert_allclose(params.eigenvalues[:2], n_features / 2, rtol=0.03)
     np.testing.assert_allclose((params.loadings**2).sum(axis=1), 1.0, atol=0.03)
@@ -164,7 +164,7 @@ def test_columns_are_scaled_signed_and_orthogonal() -> None:
     [
         ({"n_components": None}, False),
         ({"n_components": 2}, True),
-        ({"n_components": 2, "estimator": "arcsine"}, True),
+        ({"n_components": 2, "correlation": "arcsine"}, True),
         ({"n_components": None, "repair": "shrink", "empty_cells": "none"}, True),
     ],
 )
@@ -194,16 +194,16 @@ def fit_survey(data: DenseData, **settings: Any) -> FitState:
     return fit_model(ClippedPCA(n_components=2, **settings), rows, SerialExecutor())
 
 
-@pytest.mark.parametrize(("estimator", "masked"), [("tetrachoric", True), ("arcsine", False)])
+@pytest.mark.parametrize(("correlation", "masked"), [("tetrachoric", True), ("arcsine", False)])
 def test_a_survey_has_the_estimates_of_frequencies_without_errors(
-    estimator: str, masked: bool
+    correlation: str, masked: bool
 ) -> None:
     X, rng = probit(20_000)[0][:2000, :12], np.random.default_rng(8)
     observed = (rng.random(X.shape) < 0.9).astype(np.uint8) if masked else None
     data = DenseData(X, observed, weights=rng.integers(1, 20, len(X)))
-    survey = fit_survey(replace(data, weights=data.weights / 7), estimator=estimator)
+    survey = fit_survey(replace(data, weights=data.weights / 7), correlation=correlation)
     rows = make_memory_rows(data)
-    counted = fit_model(ClippedPCA(n_components=2, estimator=estimator), rows, SerialExecutor())
+    counted = fit_model(ClippedPCA(n_components=2, correlation=correlation), rows, SerialExecutor())
     assert (counted.params.status == PairStatus.PLAIN).all()
     for name in ("correlation", "thresholds", "loadings"):  # weights are rounded to 2**-20
         expected = getattr(counted.params, name)
@@ -213,7 +213,7 @@ def test_a_survey_has_the_estimates_of_frequencies_without_errors(
     texts = [warning.text for warning in survey.warnings]
     expected_texts = [warning.text for warning in counted.warnings]
     omitted = ["there are no standard errors for sampling weights"]
-    assert texts == expected_texts + (omitted if estimator == "tetrachoric" else [])
+    assert texts == expected_texts + (omitted if correlation == "tetrachoric" else [])
 
 
 def test_weights_undo_unequal_probabilities_of_a_survey() -> None:
@@ -245,16 +245,16 @@ def test_segments_are_pooled() -> None:
     np.testing.assert_array_equal(apart.params.correlation, fitted(X).params.correlation)
 
 
-@pytest.mark.parametrize("estimator", ["tetrachoric", "arcsine"])
+@pytest.mark.parametrize("correlation", ["tetrachoric", "arcsine"])
 def test_strips_and_the_partial_solver_change_nothing(
-    estimator: Any, monkeypatch: pytest.MonkeyPatch
+    correlation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     X, *_ = probit(2000)
-    whole = fitted(X, estimator=estimator).params
+    whole = fitted(X, correlation=correlation).params
     monkeypatch.setattr(correlations, "_PAIRS_PER_TASK", 500)
     monkeypatch.setattr(model, "N_LEADING", 8)
     monkeypatch.setattr(linalg, "FULL_SOLVER", 20)
-    part = fitted(X, estimator=estimator).params
+    part = fitted(X, correlation=correlation).params
     np.testing.assert_array_equal(part.correlation, whole.correlation)
     np.testing.assert_allclose(part.eigenvalues, whole.eigenvalues[:8], rtol=1e-9)
     np.testing.assert_allclose(part.null_eigenvalues, whole.null_eigenvalues[:8], rtol=1e-9)
@@ -269,7 +269,7 @@ def balanced(rng: np.random.Generator) -> Bits:
 
 def test_arcsine_is_tetrachoric_where_margins_are_one_half() -> None:
     X = balanced(np.random.default_rng(1))
-    one, other = (fitted(X, estimator=name) for name in ("arcsine", "tetrachoric"))
+    one, other = (fitted(X, correlation=name) for name in ("arcsine", "tetrachoric"))
     np.testing.assert_allclose(one.params.correlation, other.params.correlation, atol=1e-9)
     np.testing.assert_array_equal(one.params.thresholds, other.params.thresholds)
     assert one.warnings == other.warnings == ()
@@ -277,7 +277,7 @@ def test_arcsine_is_tetrachoric_where_margins_are_one_half() -> None:
 
 def test_arcsine_takes_thresholds_of_zero_and_warns_where_they_are_not() -> None:
     X, loadings, thresholds, _ = probit(20_000)
-    state = fitted(X, estimator="arcsine")
+    state = fitted(X, correlation="arcsine")
     np.testing.assert_array_equal(state.params.thresholds, np.zeros(64))
     (notice,) = state.warnings
     assert "arcsine assumes that half of the values are ones" in notice.text
@@ -287,7 +287,7 @@ def test_arcsine_takes_thresholds_of_zero_and_warns_where_they_are_not() -> None
     of_even = np.ix_(even, even)
     np.testing.assert_allclose(state.params.correlation[of_even], truth[of_even], atol=0.07)
     bias = {
-        name: np.abs(fitted(X, estimator=name).params.correlation - truth).mean()
+        name: np.abs(fitted(X, correlation=name).params.correlation - truth).mean()
         for name in ("arcsine", "tetrachoric")
     }
     assert bias["arcsine"] > 2 * bias["tetrachoric"]

@@ -261,7 +261,7 @@ def test_continuous_features_alone_have_ordinary_components() -> None:
 def test_arcsine_is_refused_for_continuous_features() -> None:
     X, _ = draw_rows(100, 11)
     with pytest.raises(FitError, match="takes binary features only"):
-        fit_rows(X, estimator="arcsine")
+        fit_rows(X, correlation="arcsine")
 
 
 def test_constant_features_are_named_and_kept_on_request() -> None:

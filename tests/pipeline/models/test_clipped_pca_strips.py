@@ -81,7 +81,7 @@ def make_case(name: str, counts: list[int]) -> tuple[RowSource, dict[str, Any]]:
                 values * (np.random.default_rng(3).random(values.shape) < 0.03), counts
             ), {}
         case "arcsine":
-            return make_rows(values, counts), {"estimator": "arcsine"}
+            return make_rows(values, counts), {"correlation": "arcsine"}
         case "shrunk":
             settings = {"repair": "shrink", "empty_cells": "none"}
             return make_rows(values, counts, mask, (times == 1).astype(np.int64)), settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.models.latent_trait.rotations import principal_axes, promax, varimax
+from pipeline.numerics.spectra.rotations import principal_axes, promax, varimax
 
 RNG = np.random.default_rng(5)
 LOADINGS = RNG.standard_normal((30, 3)) * [2.0, 1.0, 0.5]

@@ -13,9 +13,9 @@ import latentbits as lb
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.latent_trait import fit_design, model
+from pipeline.models.latent_trait.group_design import turn_to_principal_axes
 from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.latent_trait.params import make_params
-from pipeline.models.latent_trait.rotations import turn_to_principal_axes
 from pipeline.models.latent_trait.stages import NodeGrid, find_steep_features
 from pipeline.params import get_named_arrays
 from tests.pipeline.models.latent_trait.test_model import fitted

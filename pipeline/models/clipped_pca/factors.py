@@ -1,0 +1,173 @@
+"""Exploratory factors of clipped PCA: their loadings, rotation, and how well they fit.
+
+Minimum residuals and maximum likelihood fit the correlations off the diagonal, as the model with
+noise does; principal components take part of the noise for loadings. The indices of fit are those
+of `numerics.spectra.factor_analysis`. Those by normal theory take tetrachoric and polychoric
+correlations for correlations of normal values, which are more exact: χ² is too large. Where
+correlations have standard errors, there are indices that allow for them; see `standard_errors`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.arrays import Array
+from pipeline.errors import FitError, FitWarning
+from pipeline.models.state import FitState
+from pipeline.numerics.spectra.factor_analysis import (
+    compute_average_partials,
+    compute_discrepancy,
+    compute_normal_fit,
+    count_degrees_of_freedom,
+    fit_factors,
+    fit_minimum_residuals,
+)
+from pipeline.numerics.spectra.linalg import fix_signs
+from pipeline.numerics.spectra.rotations import rotate_loadings
+
+LEAST_UNIQUE = 0.005
+"""Smallest variance that the factors leave of a feature."""
+_HEYWOOD_MARGIN = 1e-4
+_MOST_NEGATIVE = -1e-8  # eigenvalue of a matrix that is semi-definite but for rounding
+_MAX_AVERAGE_PARTIALS = 50
+_FUNCTIONS = {"minres": fit_minimum_residuals, "ml": fit_factors}
+
+
+def check_number_of_factors(n_factors: int, n_features: int, estimator: str) -> None:
+    """Refuse more factors than correlations can determine; `n_features` are those that vary."""
+    if n_factors > (limit := find_most_factors(n_features)):
+        raise FitError(
+            f"{{components}} is {n_factors}, but the correlations of {n_features} features "
+            f"determine at most {limit} factors. Set {{components}} to at most {limit}, or use "
+            f"{{estimator=pca}} instead of {estimator}.",
+            parameter="components",
+        )
+
+
+def find_most_factors(n_features: int) -> int:
+    """Return the largest number of factors that leaves no negative degrees of freedom."""
+    counts = range(n_features)
+    return max((q for q in counts if count_degrees_of_freedom(n_features, q) >= 0), default=0)
+
+
+def fit_loadings(correlation: Array, components: Array, estimator: str) -> Array:
+    """Return loadings, (n_features, n_components), by `minres` or `ml`, the largest columns first.
+
+    `components` are loadings of principal components to start from. Features without a correlation
+    to any other have loadings of 0.
+
+    Raises
+    ------
+    FitError
+        If the correlations are indefinite, which maximum likelihood does not allow.
+    """
+    if estimator == "ml" and (lowest := np.linalg.eigvalsh(correlation)[0]) < _MOST_NEGATIVE:
+        raise FitError(
+            f"Maximum likelihood needs correlations that are positive definite, but their lowest "
+            f"eigenvalue is {lowest:.3g}. Use {{estimator=minres}}, or {{repair=nearest}}.",
+            parameter="estimator",
+        )
+    if not components.shape[1]:
+        return components
+    loadings = _FUNCTIONS[estimator](correlation, components, LEAST_UNIQUE)
+    return fix_signs(loadings[:, ::-1], power=1 if components.shape[1] == 1 else 3)
+
+
+def rotate(params: Any, rotation: str) -> Any:
+    """Return a `ClippedPCAParams` with rotated loadings, communalities and uniqueness."""
+    loadings, correlation = rotate_loadings(params.loadings, rotation, normalize=True)
+    communality: Array = (params.loadings**2).sum(axis=1)
+    is_oblique = rotation in ("oblimin", "promax") and loadings.shape[1] > 1
+    return replace(
+        params,
+        loadings=loadings,
+        component_correlation=correlation if is_oblique else None,
+        communality=communality,
+        uniqueness=1 - communality,
+    )
+
+
+def find_orthogonal_loadings(params: Any) -> Array:
+    """Return loadings on uncorrelated components that leave the correlations of the model."""
+    loadings: Array = params.loadings
+    if params.component_correlation is not None:
+        loadings = loadings @ np.linalg.cholesky(params.component_correlation)
+    return loadings
+
+
+def correlate_features(params: Any) -> Array:
+    """Return the correlations of the features in the model, (n_features, n_features)."""
+    loadings = find_orthogonal_loadings(params)
+    correlation = loadings @ loadings.T
+    np.fill_diagonal(correlation, 1.0)
+    return correlation
+
+
+def with_fit_statistics(state: FitState, **added: Any) -> FitState:
+    """Return the state with more fit statistics."""
+    found = {**state.diagnostics.get("fit_statistics", {}), **added}
+    return replace(state, diagnostics={**state.diagnostics, "fit_statistics": found})
+
+
+def warn_about_uniqueness(uniqueness: Array) -> tuple[FitWarning, ...]:
+    """Warn about Heywood cases: features that the factors explain completely."""
+    cases = np.flatnonzero(uniqueness <= LEAST_UNIQUE + _HEYWOOD_MARGIN)
+    if not cases.size:
+        return ()
+    text = "features with a uniqueness near 0 (Heywood cases): {features}; fit fewer {components}, "
+    text += "or leave out features that nearly repeat each other"
+    return (FitWarning(text, tuple(cases.tolist())),)
+
+
+def measure_fit(
+    correlation: Array,
+    fitted: Array,
+    n_factors: int,
+    common_rows: NDArray[Any],
+    *,
+    has_sampling_weights: bool,
+) -> dict[str, Any]:
+    """Return the indices of fit by name, or the reason why they are missing.
+
+    Parameters
+    ----------
+    correlation, fitted
+        Correlations of the features that vary, and those of the model, (n_features, n_features).
+    n_factors
+        Number of factors.
+    common_rows
+        Number of rows that observe both features, of all pairs or of each.
+    has_sampling_weights
+        Whether numbers of rows are sums of sampling weights.
+    """
+    n_features = len(correlation)
+    upper = np.triu_indices(n_features, 1)
+    residuals = (correlation - fitted)[upper]
+    df = count_degrees_of_freedom(n_features, n_factors)
+    found: dict[str, Any] = {
+        "rmsr": float(np.sqrt((residuals**2).mean())) if residuals.size else 0.0,
+        "n_parameters": n_features * (n_features - 1) // 2 - df,
+    }
+    averages = compute_average_partials(correlation, min(n_features - 1, _MAX_AVERAGE_PARTIALS))
+    if averages.size:
+        found["map_components"] = int(np.argmin(averages)) + 1
+        found["average_partials"] = averages.tolist()
+    discrepancy = compute_discrepancy(correlation, fitted)
+    rows = np.broadcast_to(np.asarray(common_rows, np.float64), correlation.shape)[upper]
+    if has_sampling_weights:
+        reason = "the rows have sampling weights"
+    elif discrepancy is None:
+        reason = "the correlations are not positive definite"
+    elif df < 1:
+        reason = "as many parameters as correlations leave no degrees of freedom"
+    elif rows.min() == 0:
+        reason = "some features are never observed together"
+    else:
+        n_rows = float(1 / (1 / rows).mean())
+        normal = compute_normal_fit(correlation, discrepancy, n_factors, n_rows)
+        return found | {f"normal_{name}": value for name, value in normal.items()}
+    return {**found, "normal_missing": reason}
