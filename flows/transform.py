@@ -104,7 +104,7 @@ latent-trait fit, whose features may be in another order. Features with several 
 continuous ones have the columns that the export writes. Rows are then scored by the latent-trait
 model, for traits with mean 0 and variance 1.
 
-The dataset must have the features of the fit, in the same order. Segments are matched by name;
+The dataset must have the features of the fit; others are left out. Segments are matched by name;
 segments that were not fitted use the mean of those that were, with a warning. For a fit with
 `--group COLUMN`, the segments are the values of this column of the dataset.
 

@@ -12,7 +12,7 @@ from warnings import warn
 from narwhals.dependencies import is_into_dataframe
 from numpy.typing import ArrayLike
 
-from pipeline.data.batches import is_lazy_frame
+from pipeline.data.batches import is_lazy_frame, list_columns
 from pipeline.data.datasets import Dataset, MemoryDataset, make_memory_dataset
 from pipeline.data.features import BINARY_LEVELS, Feature, join_levels, name_planes
 from pipeline.data.tables import (
@@ -22,6 +22,7 @@ from pipeline.data.tables import (
     convert_array,
     convert_frame,
     make_binarization_rule,
+    wrap_frame,
 )
 from pipeline.errors import FitError, spell_parameters
 
@@ -44,7 +45,7 @@ def make_dataset(data: Any, features: Sequence[Feature] = ()) -> Dataset:
     xarray = sys.modules.get("xarray")
     is_labelled = xarray is not None and isinstance(data, xarray.DataArray | xarray.Dataset)
     if is_labelled or is_lazy_frame(data) or is_into_dataframe(data):
-        tables = convert_frame(data, None, ())
+        tables = convert_frame(data, None, (), _choose_columns(data, features))
         _check_orders(tables.levels, features)
     else:
         tables = convert_array(handle_absent_chunks(data))
@@ -55,6 +56,15 @@ def make_dataset(data: Any, features: Sequence[Feature] = ()) -> Dataset:
             features = () if is_per_plane else features
     levels = {f.name: f.levels for f in features if f.levels != BINARY_LEVELS}
     return make_memory_dataset(replace(tables, levels={**tables.levels, **levels}))
+
+
+def _choose_columns(data: Any, features: Sequence[Feature]) -> Sequence[str] | None:
+    """Return the columns of a data frame with these features; None if it lacks one of them."""
+    names = [feature.name for feature in features]
+    if not names or not (is_lazy_frame(data) or is_into_dataframe(data)):
+        return None
+    frame = data if is_lazy_frame(data) else wrap_frame(data, "Pass an array or a dataset.")
+    return names if {*names} <= {*list_columns(frame)} else None
 
 
 def _check_orders(levels: Mapping[str, Sequence[str]], features: Sequence[Feature]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,7 +17,12 @@ from numpy.typing import NDArray
 from latentbits.data import make_dataset, write_dataset
 from pipeline.data.datasets import IN_MEMORY, MemoryDataset, StoredArtifact
 from pipeline.data.display import DisplayItems, ResultDisplayMixin
-from pipeline.data.features import Feature, read_dataset_features, read_features
+from pipeline.data.features import (
+    Feature,
+    read_dataset_features,
+    read_features,
+    read_source_features,
+)
 from pipeline.data.plane_views import view_as_fitted
 from pipeline.errors import FitError, format_suggestion, spell_in_python, spell_parameters
 from pipeline.inference.edges import find_tree_edges, make_edge_columns
@@ -144,7 +149,7 @@ def build_report(fitted: LoadedModel[Artifact], data: Any = None, **options: Any
     from flows.report import page
     from flows.report.inputs import FigureOptions, make_report_inputs
 
-    with _open_rows(fitted.dataset_features, data) as dataset:
+    with _open_rows(fitted, data) as dataset:
         if dataset is not None:
             check_dataset_features(fitted, dataset)
         return page.build_report(make_report_inputs(fitted, FigureOptions(**options), dataset))
@@ -158,12 +163,13 @@ def make_report_page(report: Report) -> ReportPage:
 
 
 @contextmanager
-def _open_rows(features: Sequence[Feature], data: Any) -> Iterator[BinaryDataset | None]:
+def _open_rows(fitted: LoadedModel[Artifact], data: Any) -> Iterator[BinaryDataset | None]:
     """Yield the rows as a dataset on disk, if there are any; those in memory are written there."""
     if data is None:
         yield None
         return
-    dataset: Any = view_as_fitted(make_dataset(data, features), features)
+    dataset: Any = make_dataset(data, read_source_features(fitted.artifact.manifest))
+    dataset = view_as_fitted(dataset, fitted.dataset_features)
     if not isinstance(dataset, MemoryDataset):
         yield dataset
         return
@@ -230,6 +236,11 @@ class Fitted(ResultDisplayMixin):
     def dataset_features(self) -> tuple[Feature, ...]:
         """Names and levels of the features in the data; a model may take planes as features."""
         return read_dataset_features(self.manifest)
+
+    @property
+    def source_features(self) -> tuple[Feature, ...]:
+        """Names and levels of the features in the data before any of them are reversed."""
+        return read_source_features(self.manifest)
 
     @property
     def segment_names(self) -> tuple[str, ...]:

@@ -133,6 +133,9 @@ def fit(
     *,
     components: int | str | None = None,
     split: str | None = None,
+    features: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    reverse: Sequence[str] = (),
     cut: Sequence[str] = (),
     weight: str | None = None,
     weights: WeightKind | None = None,
@@ -165,6 +168,12 @@ def fit(
         Number of components, `auto` if the model can choose it, or None for its default.
     split
         Fit only the rows of this split. None takes all rows, whereas `flows.fit` takes `train`.
+    features, drop
+        Names or patterns of the features to fit, such as `["N*"]`, and of those to leave out.
+    reverse
+        Names or patterns of features to reverse, such as `["N5", "E2"]`: the lowest level counts as
+        the highest and so on, and continuous values change their sign. They are then called
+        `N5 (reversed)`. `transform` and others reverse them in the data that they get.
     cut
         Features with several levels to cut in two, such as `["q3>=often", "q5>=2"]`, or `["q*>=2"]`
         for all whose names match.
@@ -228,11 +237,14 @@ def fit(
         settings, items = {**settings, "items": items}, None
     dataset = make_dataset(dataset)
     with _translate_errors(dataset):
+        chosen, reverse = _choose_features(dataset, features, drop, reverse)
         request = FitRequest(
             model,
             components,
             settings,
             split=split,
+            features=chosen,
+            reverse=reverse,
             cut=cut,
             weight=weight,
             weights=weights,
@@ -245,6 +257,24 @@ def fit(
             seed=seed,
         )
     return run_fit(request, dataset, choose_executor(executor, n_jobs), progress)
+
+
+def _choose_features(
+    dataset: Dataset, features: Sequence[str], drop: Sequence[str], reverse: Sequence[str]
+) -> tuple[Sequence[str] | None, Sequence[str]]:
+    """Return the names of the features to fit, or None for all, and of those to reverse."""
+    if not (features or drop or reverse):
+        return None, ()
+    from storage.sources.base import choose_features  # imports what reads files
+    from storage.sources.value_codes import ReadOptions
+
+    named = {"features": features, "drop": drop, "reverse": reverse}
+    patterns = {
+        name: (own,) if isinstance(own, str) else tuple(list_names(own, name))
+        for name, own in named.items()
+    }
+    reverse = patterns.pop("reverse")
+    return choose_features("the data", dataset.feature_names, ReadOptions(**patterns), reverse)
 
 
 def run_fit(
@@ -383,7 +413,7 @@ def transform(
     fitted = find_fitted(fitted)
     return transform_dataset(
         fitted,
-        adapt_to_fit(make_dataset(dataset, fitted.dataset_features), fitted, split),
+        adapt_to_fit(make_dataset(dataset, fitted.source_features), fitted, split),
         split=split,
         reconstruct=reconstruct,
         impute=impute,
@@ -532,7 +562,7 @@ def evaluate(
         If the features differ, or no row has a label to predict.
     """
     executor, fitted = choose_executor(executor, n_jobs), find_fitted(fitted)
-    dataset = adapt_to_fit(make_dataset(dataset, fitted.dataset_features), fitted, split)
+    dataset = adapt_to_fit(make_dataset(dataset, fitted.source_features), fitted, split)
     if label is not None:
         check_has_levels(dataset, "label")
         dataset = adapt_to_fit(dataset, fitted, fitted_split)

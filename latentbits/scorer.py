@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from latentbits.fitted import Fitted, FittedEstimator, LatentCodes, find_fitted
 from pipeline.data.blocks import BinaryBlock, pack_block
 from pipeline.data.datasets import MemoryDataset, make_memory_dataset
-from pipeline.data.features import find_continuous, split_values
+from pipeline.data.features import BINARY_LEVELS, find_continuous, restore_names, split_values
 from pipeline.data.matching import UNKNOWN_SEGMENT, find_segment_index, map_fitted_segments
+from pipeline.data.plane_views import view_as_fitted
 from pipeline.data.tables import (
     BinaryTable,
     convert_frame,
@@ -83,12 +84,17 @@ class Scorer:
                 "The fit has covariates, which a Scorer does not read. Use `transform`, or fit "
                 "without them."
             )
-        self._places = {name: place for place, name in enumerate(fitted.feature_names)}
+        self._features = restore_names(fitted.features, fitted.manifest)
+        self._names = tuple(feature.name for feature in self._features)
+        self._places = {name: place for place, name in enumerate(self._names)}
         self._segments = map_fitted_segments(fitted.params, fitted.segment_names)
         self._rng = RowRandom(0)
-        self._features, self._levels = fitted.features, fitted.feature_levels
-        self._continuous = find_continuous(fitted.features)
         self._item_banks: dict[int, ItemBank] = {}
+        self._levels = {f.name: f.levels for f in self._features if f.levels != BINARY_LEVELS}
+        self._continuous = find_continuous(self._features)
+        self._reversed = [
+            place for name, place in self._places.items() if name != fitted.feature_names[place]
+        ]
         # Compiled code is loaded now, with and without missing values, not by the first row.
         some = np.eye(1, len(self._places), dtype=np.uint8)
         numbers = self._make_numbers(1)
@@ -210,7 +216,10 @@ class Scorer:
         """
         bank = self._get_item_bank(self._find_segment(segment))
         limits = ItemLimits(exclude, content, shares, exposure, max_exposure)
-        return choose_next_items(bank, bank.find_answers(answers), n, limits, max_error)
+        found = bank.find_answers(answers)
+        for place in {*self._reversed} & found.keys():
+            found[place] = self._features[place].n_planes - found[place]  # 0 planes: the sign
+        return choose_next_items(bank, found, n, limits, max_error)
 
     def _get_item_bank(self, segment: int) -> ItemBank:
         if segment not in self._item_banks:
@@ -224,7 +233,7 @@ class Scorer:
         values = np.full((1, len(self._places)), None, object)
         for name, value in row.items():
             values[0, self._places[name]] = value
-        names = self.fitted.feature_names
+        names = self._names
         X, observed = convert_values(values, names, None, _VALUES_REMEDY, 0, self._levels)
         numbers = convert_numbers(values, names, 0, self._levels)
         self._check_rows_observed(observed, numbers)
@@ -243,6 +252,12 @@ class Scorer:
         segment: int,
         numbers: NDArray[np.float32] | None,
     ) -> BinaryBlock:
+        X = X.copy()
+        for place in self._reversed:
+            if numbers is not None and place in self._continuous:
+                numbers[:, self._continuous.index(place)] *= -1
+            else:
+                X[:, place] = self._features[place].n_planes - X[:, place]
         if self._levels:
             X, observed = split_values(X, observed, self._features)
         columns = None if numbers is None else np.ascontiguousarray(numbers.T)
@@ -277,9 +292,10 @@ class Scorer:
             numbers[:, [self._continuous.index(place) for place in own]] = table.numbers
         self._check_rows_observed(observed, numbers)
         mask = None if observed.all() else observed
-        names = self.fitted.feature_names
+        names = self._names
         whole = BinaryTable(X, mask, names, None, {}, self._levels, numbers)
-        return replace(make_memory_dataset([whole]), segment_names=(segment,))
+        dataset = replace(make_memory_dataset([whole]), segment_names=(segment,))
+        return view_as_fitted(dataset, self.fitted.features)
 
     def _check_rows_observed(
         self, observed: NDArray[np.uint8] | None, numbers: NDArray[np.float32] | None

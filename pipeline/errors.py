@@ -32,7 +32,7 @@ _PLACEHOLDER = re.compile(rf"(?<![\w/.'\"-])\{{([A-Za-z_]\w*)(?:={_VALUE})?\}}(?
 _NUMBER = re.compile(r"[+-]?\d+\.?\d*(e[+-]?\d+)?")
 _LITERALS = {"yes": "True", "no": "False"}
 _MAX_NAMES = 8
-LEAVE_OUT = "Leave them out at ingest by {drop=NAME}"
+LEAVE_OUT = "Leave them out by {drop=NAME}"
 """Advice about features that cannot be used, without a full stop."""
 
 

@@ -52,6 +52,11 @@ def split_quoted(text: str, mark: str) -> list[str]:
     return parts
 
 
+def split_names(text: str) -> list[str]:
+    """Split names at commas outside of quotes."""
+    return [unquote(name) for name in split_quoted(text, ",")]
+
+
 def split_features(text: str, mark: str) -> tuple[str, str]:
     """Split `FEATURES:VALUES`; without such a prefix, the values are those of all features.
 

@@ -97,7 +97,7 @@ class ExecutorOptions(TypedDict, total=False):
         Option(
             name="--executor",
             group=RUN,
-            help="Where to run. [default: threads, or dask on a cluster]",
+            help="[default: threads, or dask on a cluster]",
         ),
     ]
     workers: Annotated[
@@ -121,8 +121,7 @@ class ExecutorOptions(TypedDict, total=False):
         str,
         Option(
             group=CLUSTER,
-            help="Address (tls://host:8786), scheduler file (.json), Prefect block, or local: "
-            "processes on this machine.",
+            help="Address, scheduler file (.json), Prefect block, or local.",
         ),
     ]
     tls_ca: Annotated[str, Option(group=CLUSTER, help="CA certificate file for tls:// clusters.")]

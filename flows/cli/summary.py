@@ -161,6 +161,20 @@ def print_fit(summary: Mapping[str, Any]) -> None:
     print_summary(_make_fit_rows(summary), results, [*summary["warnings"], *alerts])
 
 
+def print_scales(summary: Mapping[str, Any]) -> None:
+    """Print a line for each scale, the warnings of all, and the paths of the results."""
+    rows, warnings = [], []
+    for name, scale in summary["scales"].items():
+        n_reversed = len(scale["reversed"])
+        items = f"{len(scale['items'])} items" + f" ({n_reversed} reversed)" * bool(n_reversed)
+        passes = describe_passes(scale["iterations"], scale["converged"])
+        rows.append((name, f"{items}, {scale['n_samples']:,} rows, passes: {passes}"))
+        warnings += [f"{name}: {text}" for text in scale["warnings"]]
+    rows.append(("seconds", f"{summary['seconds']:.2f}"))
+    results = {name: summary.get(name) for name in ("scores", "items", "report")}
+    print_summary(rows, results, warnings + [summary["alert"]] * bool(summary["alert"]))
+
+
 def _make_fit_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     from pipeline.models.registry import find_model_class  # slow to import
 

@@ -48,6 +48,8 @@ from storage.artifacts.artifacts import RunFolder
 from storage.dataset.dataset import MAX_BYTES_AHEAD, BinaryDataset
 from storage.errors import DataError
 from storage.quoting import split_quoted, unquote
+from storage.sources.base import choose_features
+from storage.sources.value_codes import ReadOptions
 from storage.stores.locations import LATEST_NAME, AnyPath, check_outside_datasets, parse_path
 
 
@@ -124,7 +126,7 @@ class FitJob(FitPlan):
             group, view = self.request.group, self.dataset.view
             weights_key = "" if self.weights is None else f" {self.weights.key}"
             key = f"{key}{weights_key}{'' if group is None else f' group {group}'}"
-            key = key if view is None else f"{key} planes {view.planes}"
+            key = key if view is None else f"{key} features {view}"
         return open_kept_statistics(self.dataset, self.request.split, kind, key)
 
 
@@ -150,10 +152,18 @@ def prepare_fit(options: FitOptions) -> FitPlan:
     runs = parse_path(options.output) if options.output else default_runs
     check_outside_datasets(runs / LATEST_NAME)
     initial_fit = _load_initial_fit(model, runs) if options.warm_start else None
+    features, reverse = choose_features(
+        str(dataset.path),
+        dataset.feature_names,
+        ReadOptions(features=options.features, drop=options.drop),
+        options.reverse,
+    )
     same_names = {f.name for f in fields(FitRequest)} & {f.name for f in fields(FitOptions)}
     own_values = {
         **parsed,
         "split": resolve_split(dataset, options.split, TRAIN),
+        "features": features,
+        "reverse": reverse,
         "covariates": _parse_covariates(options.covariates),
         "pattern": None if options.pattern is None else partial(_read_pattern, options.pattern),
         "items": None if options.items is None else partial(read_known_items, options.items),

@@ -100,6 +100,24 @@ class FitOptions:
             help="Columns that explain codes: age,school=North.",
         ),
     ] = None
+    features: Annotated[
+        Repeatable,
+        Option(
+            group=DATA, show_default=False, metavar="NAME", help="Features to fit; patterns too."
+        ),
+    ] = ()
+    drop: Annotated[
+        Repeatable,
+        Option(group=DATA, show_default=False, metavar="NAME", help="Features to leave out."),
+    ] = ()
+    reverse: Annotated[
+        Repeatable,
+        Option(group=DATA, show_default=False, metavar="NAMES", help="Features to reverse: N5,E2."),
+    ] = ()
+    scales: Annotated[
+        str | None,
+        Option(group=DATA, metavar="FILE", help="Fit each scale of a table: item,scale,reversed."),
+    ] = None
     cut: Annotated[
         Repeatable,
         Option(

@@ -74,6 +74,11 @@ NARROW_WIDTH, FULL_WIDTH = 520, 1060
 """Pixels of a figure in one of two columns, and of one that fills the page."""
 _TITLE_HEIGHT, _LINE_HEIGHT = 80, 24  # pixels
 _LETTERS_PER_LINE = 62
+_PARTS = (
+    *("overview", "number_tables", "fit", "facts", "explanations", "warnings", "drift", "groups"),
+    *("tables", "stages", "settings", "diagnostics", "provenance", "arrays"),
+)
+"""Parts of a page that may be absent."""
 _MAX_SEARCHED = 12  # figures for which all arrangements are tried
 PlacedFigure = tuple[int, Figure]
 
@@ -212,8 +217,7 @@ def render_page(report: Report) -> str:
     manifest = artifact.manifest
     facts = describe_fit(manifest)
     plots = {k: render_plot(f, f"plot{k}") for k, f in enumerate(figures) if f.plot is not None}
-    script = _read_text("script.js")
-    page: str = _load_template().render(
+    return render_template(
         title=format_title(manifest),
         findings=report.findings,
         number_tables=[
@@ -234,13 +238,21 @@ def render_page(report: Report) -> str:
         groups=arrange_figures(figures),
         plots=plots,
         plot_data={k: plot.data for k, plot in plots.items()},
-        marker_paths=MARKER_PATHS,
         tables=report.tables,
         stages=describe_stages(manifest),
         settings=format_values(manifest["hyperparameters"]),
         diagnostics=format_values(manifest["diagnostics"]),
         provenance=list_provenance(artifact),
         arrays=describe_arrays(artifact),
+    )
+
+
+def render_template(**contents: Any) -> str:
+    """Render the parts of a page; those that are not given are left out."""
+    script = _read_text("script.js")
+    page: str = _load_template().render(
+        **{**dict.fromkeys(_PARTS, ()), "plots": {}, "plot_data": {}, **contents},
+        marker_paths=MARKER_PATHS,
         script=script,
         script_hash=_hash_script(script),
         style=_read_text("style.css"),

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -33,7 +34,9 @@ _CHUNK_BYTES = 1 << 20
 """Size of a chunk's bits: large enough for a task, small enough to give work to every thread."""
 _MAX_GROUPS = 1000
 PlaneSource = int | tuple[str, float]
-"""A row of bits, or a continuous feature and the lowest of its values that count as 1."""
+"""A row of bits, the opposite of one (`~row`), or a continuous feature and the lowest of its values
+that count as 1."""
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
 _ONLY_SEGMENT = "all"
 _SPLIT = "split"
 
@@ -109,8 +112,13 @@ class Dataset(Protocol):
         names: Sequence[str],
         feature_levels: Mapping[str, Sequence[str]],
         planes: Sequence[PlaneSource],
+        negatives: Mapping[str, str] = NO_NAMES,
     ) -> Self:
-        """Return the dataset with these features, and the planes that make them up, in order."""
+        """Return the dataset with these features, and the planes that make them up, in order.
+
+        `negatives` has the new names of continuous features whose values change their sign, and
+        their present names.
+        """
 
     def segment_by(self, column: str) -> Self:
         """Return the dataset with the values of a per-row column as segments.
@@ -294,19 +302,18 @@ class MemoryDataset(ResultDisplayMixin):
         names: Sequence[str],
         feature_levels: Mapping[str, Sequence[str]],
         planes: Sequence[PlaneSource],
+        negatives: Mapping[str, str] = NO_NAMES,
     ) -> Self:
         """Return the dataset with these features, and the planes that make them up, in order."""
         features = list_features(self)
         continuous = [features[index].name for index in find_continuous(features)]
         kept = [name for name in names if feature_levels.get(name) == ()]
-        numbers = [continuous.index(name) for name in kept]
-        chunks = (
-            replace(
-                _select_planes(chunk, planes, continuous),
-                numbers=None if chunk.numbers is None or not kept else chunk.numbers[numbers],
-            )
-            for chunk in self.chunks
-        )
+        numbers = [continuous.index(negatives.get(name, name)) for name in kept]
+        signs = np.array([[-1 if name in negatives else 1] for name in kept], np.float32)
+        chunks = []
+        for chunk in self.chunks:
+            own = None if chunk.numbers is None or not kept else signs * chunk.numbers[numbers]
+            chunks.append(replace(_select_planes(chunk, planes, continuous), numbers=own))
         levels = {name: tuple(own) for name, own in feature_levels.items()}
         return replace(
             self, feature_names=tuple(names), feature_levels=levels, chunks=tuple(chunks)
@@ -574,9 +581,16 @@ def _select_planes(
         places = [plane if isinstance(plane, int) else next(numbered) for plane in planes]
         words = np.concatenate([words, bits])
         observed = None if observed is None else np.concatenate([observed, masks])
-    return replace(
-        chunk, words=words[places], observed=None if observed is None else observed[places]
-    )
+    chosen = np.array(places, np.int64)
+    is_opposite, rows = chosen < 0, np.where(chosen < 0, ~chosen, chosen)
+    words, observed = words[rows], None if observed is None else observed[rows]
+    if observed is not None or is_opposite.any():
+        parts = np.split(np.arange(len(chunk.rows)), np.cumsum(chunk.blocks[:-1, 2]))
+        occupied = _pack_parts(np.ones((len(chunk.rows), 1), np.uint8), parts)
+        full = occupied if observed is None else observed[is_opposite]
+        words[is_opposite] = full & ~words[is_opposite]
+        observed = None if observed is None or (observed == occupied).all() else observed
+    return replace(chunk, words=words, observed=observed)
 
 
 def _pack_parts(bits: NDArray[np.uint8], parts: list[NDArray[np.int64]]) -> Words:

@@ -21,6 +21,8 @@ FeatureKind = Literal["binary", "ordinal", "continuous"]
 MAX_LEVELS = 16
 """Maximum number of levels of a feature."""
 BINARY_LEVELS = ("0", "1")
+REVERSED = " (reversed)"
+"""The end of the name of a reversed feature."""
 
 
 class Feature(NamedTuple):
@@ -65,10 +67,17 @@ class HasFeatures(Protocol):
 
 def join_levels(levels: Sequence[str]) -> str:
     """Write levels as the option of `ingest` does: LOW<MIDDLE<"<HIGH"."""
-    quoted = ('"' + level.replace('"', '""') + '"' for level in levels)
-    is_plain = (level == level.strip() and not {*level} & {*',:<="{}'} for level in levels)
-    names = zip(levels, quoted, is_plain, strict=True)
-    return "<".join(level if plain else text for level, text, plain in names)
+    return "<".join(map(_quote, levels))
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Write names as options take them: N5,E2,"a, b"."""
+    return ",".join(map(_quote, names))
+
+
+def _quote(name: str) -> str:
+    is_plain = name == name.strip() and not {*name} & {*',:<="{}'}
+    return name if is_plain else '"' + name.replace('"', '""') + '"'
 
 
 def parse_number(value: Any) -> float | None:
@@ -141,6 +150,22 @@ def read_dataset_features(manifest: Mapping[str, Any]) -> tuple[Feature, ...]:
     They differ if the model took each plane of a feature with several levels as a feature.
     """
     return join_split_planes(read_features(manifest), manifest.get("split_levels", {}))
+
+
+def name_reversed(name: str) -> str:
+    """Return the name of a feature once it is reversed."""
+    return f"{name}{REVERSED}"
+
+
+def restore_names(features: Sequence[Feature], manifest: Mapping[str, Any]) -> tuple[Feature, ...]:
+    """Return features of a fit with the names that they have in the data, before a reversal."""
+    old_names = {name_reversed(name): name for name in manifest.get("reversed", ())}
+    return tuple(f._replace(name=old_names.get(f.name, f.name)) for f in features)
+
+
+def read_source_features(manifest: Mapping[str, Any]) -> tuple[Feature, ...]:
+    """Return the features of the data that a fit reads, before any of them are reversed."""
+    return restore_names(read_dataset_features(manifest), manifest)
 
 
 def make_binary_features(names: Sequence[str]) -> tuple[Feature, ...]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, pack_block
 from pipeline.data.datasets import Dataset
-from pipeline.data.features import Feature, join_levels, list_features
+from pipeline.data.features import Feature, join_levels, list_features, restore_names
 from pipeline.errors import FitError, FitWarning, format_suggestion
 from pipeline.params import get_array
 
@@ -91,6 +91,8 @@ def check_same_features(
 ) -> None:
     """Refuse data without the features of a fit in the same order, and name the first difference.
 
+    Of more features than those of the fit, the first one that is missing is named.
+
     Parameters
     ----------
     expected, got
@@ -98,6 +100,10 @@ def check_same_features(
     fit, remedy
         How the message calls the fit, and the last sentence of the message.
     """
+    known = {*got}
+    if len(got) > len(expected) and (missing := [name for name in expected if name not in known]):
+        hint = format_suggestion(missing[0], got)
+        raise FitError(f"There is no feature {missing[0]!r}, which is in {fit}.{hint} {remedy}")
     for position, (fitted, name) in enumerate(zip_longest(expected, got), start=1):
         if fitted != name:
             raise FitError(
@@ -121,9 +127,10 @@ def check_split_levels(manifest: Mapping[str, Any], dataset: Dataset, fit: str) 
 
     The names of planes alone do not tell: in reverse order, `q3>=often` means the opposite.
     """
-    levels = manifest.get("split_levels", {})
+    split = [Feature(name, tuple(own)) for name, own in manifest.get("split_levels", {}).items()]
+    levels = dict(restore_names(split, manifest))
     own = [feature for feature in list_features(dataset) if feature.name in levels]
-    expected = [Feature(feature.name, tuple(levels[feature.name])) for feature in own]
+    expected = [Feature(feature.name, levels[feature.name]) for feature in own]
     check_same_levels(expected, own, fit)
 
 

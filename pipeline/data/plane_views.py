@@ -1,4 +1,4 @@
-"""Views of a dataset in which planes of ordinal features are features themselves.
+"""Views of a dataset: some of its features, reversed ones, and planes that are features themselves.
 
 Continuous features can be cut in two, which makes a plane of them.
 """
@@ -8,25 +8,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from typing import Any, TypeVar
 
-from pipeline.data.datasets import Dataset, PlaneSource
+from pipeline.data.datasets import NO_NAMES, Dataset, PlaneSource
 from pipeline.data.features import (
     BINARY_LEVELS,
+    REVERSED,
     Feature,
-    are_binary,
     find_first_planes,
     join_levels,
     list_features,
-    list_plane_names,
     name_planes,
+    name_reversed,
     parse_number,
     read_dataset_features,
 )
 from pipeline.data.row_columns import RowColumns
-from pipeline.errors import FitError
+from pipeline.errors import FitError, format_suggestion
 
 DatasetT = TypeVar("DatasetT", bound=Dataset)
+_Place = tuple[Feature, Sequence[PlaneSource]]
+"""A feature of a view, and its planes."""
 
 
 def view_planes_as_features(dataset: DatasetT) -> DatasetT:
@@ -34,10 +37,50 @@ def view_planes_as_features(dataset: DatasetT) -> DatasetT:
 
     Continuous features remain.
     """
-    own: list[Feature] = []
-    for feature in list_features(dataset):
-        own += [feature] if feature.kind == "continuous" else map(Feature, feature.name_planes())
-    return _view(dataset, own, range(len(list_plane_names(dataset))))
+    places: list[_Place] = []
+    for feature, planes in _find_places(list_features(dataset)).values():
+        names = feature.name_planes()
+        own = [(Feature(n), [plane]) for n, plane in zip(names, planes, strict=True)]
+        places += own if feature.levels else [(feature, planes)]
+    return _view(dataset, places)
+
+
+def select_features(dataset: DatasetT, names: Sequence[str]) -> DatasetT:
+    """Return the dataset with some of its features, in this order."""
+    if tuple(names) == tuple(dataset.feature_names):
+        return dataset
+    places = _find_places(list_features(dataset))
+    return _view(dataset, [places[name] for name in names])
+
+
+def reverse_features(dataset: DatasetT, names: Sequence[str]) -> DatasetT:
+    """Return the dataset with features reversed, which get new names; see `name_reversed`.
+
+    The lowest level counts as the highest and so on, and 0 as 1; continuous features change their
+    sign.
+
+    Raises
+    ------
+    FitError
+        If a feature of the new name exists already.
+    """
+    if not names:
+        return dataset
+    features, reversed_names = list_features(dataset), {*names}
+    if twice := {name_reversed(name) for name in names} & {*dataset.feature_names}:
+        raise FitError(
+            f"{{reverse}} would make a second feature {min(twice)!r}. Leave out one of them by "
+            "{drop}."
+        )
+    places = []
+    for feature, planes in _find_places(features).values():
+        if feature.name in reversed_names:
+            own = Feature(name_reversed(feature.name), feature.levels)
+            places.append((own, [~plane for plane in reversed(planes)]))
+        else:
+            places.append((feature, planes))
+    continuous = [f.name for f in features if f.name in reversed_names and not f.levels]
+    return _view(dataset, places, {name_reversed(name): name for name in continuous})
 
 
 def cut_levels(dataset: DatasetT, cuts: Sequence[str]) -> DatasetT:
@@ -57,6 +100,7 @@ def cut_levels(dataset: DatasetT, cuts: Sequence[str]) -> DatasetT:
     features = list_features(dataset)
     chosen: dict[int, tuple[str, PlaneSource]] = {}
     firsts = find_first_planes(features)
+    places = [*_find_places(features).values()]
     for cut in cuts:
         level, own = _parse_cut(cut, features)
         for index in own:
@@ -69,17 +113,9 @@ def cut_levels(dataset: DatasetT, cuts: Sequence[str]) -> DatasetT:
             else:
                 step = _find_level(feature, level, cut) - 1
                 chosen[index] = feature.name_planes()[step], int(firsts[index]) + step
-    own_features: list[Feature] = []
-    planes: list[PlaneSource] = []
-    for index, feature in enumerate(features):
-        if index in chosen:
-            name, plane = chosen[index]
-            own_features.append(Feature(name))
-            planes.append(plane)
-        else:
-            own_features.append(feature)
-            planes.extend(range(firsts[index], firsts[index + 1]))
-    return _view(dataset, own_features, planes)
+    for index, (name, plane) in chosen.items():
+        places[index] = Feature(name), [plane]
+    return _view(dataset, places)
 
 
 def _parse_cut(cut: str, features: Sequence[Feature]) -> tuple[str, list[int]]:
@@ -100,7 +136,11 @@ def _parse_cut(cut: str, features: Sequence[Feature]) -> tuple[str, list[int]]:
             return level, own
         readings += [(level, own)] * bool(own)
     if not readings:
-        raise FitError(f"{{cut={cut}}}: no feature is named {cut[: places[-1]]!r}.")
+        name = cut[: places[-1]]
+        names = [feature.name for feature in features]
+        is_reversed = name_reversed(name) in names
+        hint = format_suggestion(name_reversed(name) if is_reversed else name, names)
+        raise FitError(f"{{cut={cut}}}: no feature is named {name!r}.{hint}")
     return readings[0]
 
 
@@ -151,22 +191,24 @@ def adapt_to_manifest(
 
 
 def view_as_fitted(dataset: DatasetT, fitted: Sequence[Feature]) -> DatasetT:
-    """Return the dataset with the features of a fit, if some of them are planes of its own.
+    """Return the dataset with the features of a fit, by their names.
 
-    They may also be cuts of its continuous features. Otherwise the dataset is returned as it is.
+    They may also be its features reversed, planes of them, or cuts of continuous ones. If one is
+    none of these, the dataset is returned as it is.
     """
-    features = list_features(dataset)
-    if are_binary(features) or [f.name for f in fitted] == [f.name for f in features]:
+    names, fitted_names = {*dataset.feature_names}, [feature.name for feature in fitted]
+    if fitted_names == [*dataset.feature_names]:
         return dataset
-    firsts = find_first_planes(features)
-    places: dict[str, tuple[Feature, Sequence[PlaneSource]]] = {
-        feature.name: (feature, range(firsts[index], firsts[index + 1]))
-        for index, feature in enumerate(features)
-    }
-    names = name_planes(features)
+    bases = {name.rpartition(REVERSED)[0] for name in fitted_names if name not in names}
+    to_reverse = [
+        name for name in dataset.feature_names if name in bases and name_reversed(name) not in names
+    ]
+    view = reverse_features(dataset, to_reverse)
+    features = list_features(view)
+    places = _find_places(features)
     places |= {
-        name: (Feature(name), range(plane, plane + 1))
-        for plane, name in enumerate(names)
+        name: (Feature(name), [plane])
+        for plane, name in enumerate(name_planes(features))
         if name not in places
     }
     continuous = {feature.name for feature in features if feature.kind == "continuous"}
@@ -175,14 +217,23 @@ def view_as_fitted(dataset: DatasetT, fitted: Sequence[Feature]) -> DatasetT:
         threshold = parse_number(text)
         if feature.name not in places and name in continuous and threshold is not None:
             places[feature.name] = Feature(feature.name), [(name, threshold)]
-    if any(feature.name not in places for feature in fitted):
+    if any(name not in places for name in fitted_names):
         return dataset
-    chosen = [places[feature.name] for feature in fitted]
-    return _view(dataset, [f for f, _ in chosen], [plane for _, own in chosen for plane in own])
+    return _view(view, [places[name] for name in fitted_names])
+
+
+def _find_places(features: Sequence[Feature]) -> dict[str, _Place]:
+    """Return the features and their planes by name."""
+    firsts = find_first_planes(features).tolist()
+    return {
+        feature.name: (feature, range(first, stop))
+        for feature, (first, stop) in zip(features, pairwise(firsts), strict=True)
+    }
 
 
 def _view(
-    dataset: DatasetT, features: Sequence[Feature], planes: Sequence[PlaneSource]
+    dataset: DatasetT, places: Sequence[_Place], negatives: Mapping[str, str] = NO_NAMES
 ) -> DatasetT:
-    levels = {f.name: f.levels for f in features if f.levels != BINARY_LEVELS}
-    return dataset.view_planes([feature.name for feature in features], levels, planes)
+    levels = {f.name: f.levels for f, _ in places if f.levels != BINARY_LEVELS}
+    planes = [plane for _, own in places for plane in own]
+    return dataset.view_planes([f.name for f, _ in places], levels, planes, negatives)

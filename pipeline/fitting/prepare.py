@@ -3,7 +3,7 @@
 The command, Python, the estimators and refits all take the same steps, in the same order, which
 decides what the first error is about:
 
-1. `cut` and the model's own view of levels
+1. `features`, `reverse`, `cut` and the model's own view of levels
 2. what the model supports; then weights and primary sampling units
 3. groups
 4. covariates
@@ -32,8 +32,14 @@ from pipeline.data.column_measures import (
     measure_row_weights,
 )
 from pipeline.data.datasets import Dataset
-from pipeline.data.features import Feature, are_binary, list_features
-from pipeline.data.plane_views import DatasetT, cut_levels, view_planes_as_features
+from pipeline.data.features import Feature, are_binary, list_features, name_reversed
+from pipeline.data.plane_views import (
+    DatasetT,
+    cut_levels,
+    reverse_features,
+    select_features,
+    view_planes_as_features,
+)
 from pipeline.data.row_columns import RowColumns
 from pipeline.data.tables import list_names
 from pipeline.data.weights import RowWeights, WeightKind
@@ -78,6 +84,8 @@ class FitRequest:
         Name of the model, and values of its settings by name.
     components
         The number of components, or `auto`; None if the user set none.
+    features, reverse
+        Names of the features to fit, in their order, or None for all; and of those to reverse.
     are_segments_groups
         Whether the segments of the dataset are the groups, instead of the values of a column.
     pattern, items
@@ -94,6 +102,8 @@ class FitRequest:
         default_factory=dict, metadata={"options": ("set", "layers")}
     )
     split: str | None = None
+    features: Sequence[str] | None = field(default=None, metadata={"options": ("features", "drop")})
+    reverse: Sequence[str] = ()
     cut: Sequence[str] = ()
     weight: str | None = field(
         default=None, metadata={"estimator": "sample_weight", "is_column": True}
@@ -202,6 +212,9 @@ def prepare(request: FitRequest, dataset: DatasetT) -> PreparedFit[DatasetT]:
         If the request contradicts the dataset, the model or itself.
     """
     model, split = request.make_model(), request.split
+    if request.features is not None:
+        dataset = select_features(dataset, request.features)
+    dataset = reverse_features(dataset, request.reverse)
     dataset, split_levels = _adapt_levels(model, dataset, request.cut)
     features = list_features(dataset)
     check_features(model, features, find_models)
@@ -218,6 +231,9 @@ def prepare(request: FitRequest, dataset: DatasetT) -> PreparedFit[DatasetT]:
     pattern = None
     if request.pattern is not None:
         columns, source = request.pattern()
+        new_names = {name: name_reversed(name) for name in request.reverse}
+        items = [new_names.get(name, name) for name in columns.get("item", ())]
+        columns = {**columns, **({"item": items} if items else {})}
         pattern = make_loading_pattern(columns, dataset.feature_names, source)
         model = match_traits(model, pattern, request.components)
     if request.initial_fit is not None:
@@ -231,6 +247,7 @@ def prepare(request: FitRequest, dataset: DatasetT) -> PreparedFit[DatasetT]:
     model = model.with_structure(Structure(groups, features, known, pattern, covariates))
     poles = prepare_poles(request.orient, model, dataset, split, has_known_items=items is not None)
     choices = {
+        "reversed": list(request.reverse),
         "split_levels": split_levels,
         "row_weights": weights and weights.describe(),
         "group": request.group,

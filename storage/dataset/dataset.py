@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
@@ -71,7 +72,9 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
 PlaneSource = int | tuple[str, float]
-"""A row of bits, or a continuous feature and the lowest of its values that count as 1."""
+"""A row of bits, the opposite of one (`~row`), or a continuous feature and the lowest of its values
+that count as 1."""
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
 _VERSIONS = (DATASET_VERSION, LEVELS_VERSION)
 _MAX_GROUPS = 1000
 _CHUNKS_AHEAD_ON_STORES, MAX_BYTES_AHEAD = 12, 1 << 28
@@ -173,12 +176,30 @@ class PlaneView(NamedTuple):
     """Features made of some planes of the stored ones; see `BinaryDataset.view_planes`.
 
     `levels` has the levels of the features that are not plain 0 and 1, `planes` the row of `bits`
-    of each plane, or what it is cut from.
+    of each plane, or what it is cut from. `negatives` has the continuous features whose values
+    change their sign, and their stored names.
     """
 
     names: tuple[str, ...]
     levels: tuple[tuple[str, tuple[str, ...]], ...]
     planes: tuple[PlaneSource, ...]
+    negatives: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def has_stored_planes(self) -> bool:
+        """Whether every plane is stored as it is."""
+        return all(isinstance(plane, int) and plane >= 0 for plane in self.planes)
+
+
+def _compose(own: Sequence[PlaneSource], plane: PlaneSource) -> PlaneSource:
+    """Return a plane of a view of a view, given the planes of the first one."""
+    if not isinstance(plane, int):
+        return plane
+    source = own[plane if plane >= 0 else ~plane]
+    if plane >= 0:
+        return source
+    assert isinstance(source, int), "a cut of a continuous feature has no opposite"
+    return ~source
 
 
 @dataclass(frozen=True, repr=False)
@@ -261,6 +282,7 @@ class BinaryDataset(StorageReprMixin):
         names: Sequence[str],
         feature_levels: Mapping[str, Sequence[str]],
         planes: Sequence[PlaneSource],
+        negatives: Mapping[str, str] = NO_NAMES,
     ) -> Self:
         """Return the dataset with other features, made of some of its planes.
 
@@ -268,17 +290,21 @@ class BinaryDataset(StorageReprMixin):
         ----------
         names, feature_levels
             The features, and levels of those that are not plain 0 and 1. Continuous features have
-            no levels, and the names that they have now.
+            no levels, and the names that they have now, unless they are among `negatives`.
         planes
             Rows of bits of the present features that become those of the new ones, (n_planes,), or
             cuts of continuous features.
+        negatives
+            New names of continuous features whose values change their sign, and the present names.
         """
         if self.view is not None:
             own_planes = self.view.planes
-            planes = [own_planes[plane] if isinstance(plane, int) else plane for plane in planes]
+            planes = [_compose(own_planes, plane) for plane in planes]
+            negatives = {**dict(self.view.negatives), **negatives}
         own = [name for name in names if name in feature_levels]
         levels = tuple((name, tuple(feature_levels[name])) for name in own)
-        return replace(self, view=PlaneView(tuple(names), levels, tuple(planes)))
+        view = PlaneView(tuple(names), levels, tuple(planes), (*negatives.items(),))
+        return replace(self, view=view)
 
     @cached_property
     def segment_names(self) -> tuple[str, ...]:
@@ -420,7 +446,7 @@ class BinaryDataset(StorageReprMixin):
         words, observed = add_feature_words(words, observed, blocks, zeros)
         if self.view is not None:
             words, observed = self._select_planes(self.view, key, blocks, words, observed)
-        numbers = [self._read_slots(f"values/{n}", key, blocks) for n in self.continuous_features]
+        numbers = [self._read_numbers(name, key, blocks) for name in self.continuous_features]
         return Chunk(
             key=key,
             words=words,
@@ -441,6 +467,7 @@ class BinaryDataset(StorageReprMixin):
         observed: Words | None,
     ) -> tuple[Words, Words | None]:
         """Return the planes of a view and their mask, given those of the stored features."""
+        occupied = pack_slots(list_occupied_slots(blocks), words.shape[1])
         places = list[int]()
         bits, masks = list[Words](), list[Words]()
         for plane in view.planes:
@@ -448,18 +475,28 @@ class BinaryDataset(StorageReprMixin):
                 places.append(plane)
                 continue
             name, threshold = plane
-            numbers = self._read_slots(f"values/{name}", key, blocks)
+            numbers = self._read_numbers(name, key, blocks)
             ones, present = cut_numbers(numbers, threshold, blocks, words.shape[1])
             places.append(len(words) + len(bits))
             bits.append(ones)
             masks.append(present)
         if bits:
-            occupied = pack_slots(list_occupied_slots(blocks), words.shape[1])
             if observed is None and any((mask != occupied).any() for mask in masks):
                 observed = np.repeat(occupied[None], len(words), axis=0)
             words = np.concatenate([words, bits])
             observed = None if observed is None else np.concatenate([observed, masks])
-        return words[places], None if observed is None else observed[places]
+        chosen = np.array(places, np.int64)
+        is_opposite, rows = chosen < 0, np.where(chosen < 0, ~chosen, chosen)
+        words, observed = words[rows], None if observed is None else observed[rows]
+        full = occupied if observed is None else observed[is_opposite]
+        words[is_opposite] = full & ~words[is_opposite]
+        return words, None if observed is None or (observed == occupied).all() else observed
+
+    def _read_numbers(self, name: str, key: int, blocks: Ints) -> Array:
+        """Read the values of a continuous feature, (n_rows,)."""
+        negatives = dict(self.view.negatives) if self.view else NO_NAMES
+        values = self._read_slots(f"values/{negatives.get(name, name)}", key, blocks)
+        return -values if name in negatives else values
 
     def _find_blocks(self, key: int) -> NDArray[np.int64]:
         first, last = np.searchsorted(self.blocks[:, 0], [key, key + 1])
@@ -547,9 +584,8 @@ class BinaryDataset(StorageReprMixin):
         ones = self._read_stored_ones()
         if self.view is None:
             return ones
-        stored = [plane for plane in self.view.planes if isinstance(plane, int)]
-        if len(stored) == len(self.view.planes):
-            return ones[:, stored]
+        if self.view.has_stored_planes:
+            return ones[:, np.array(self.view.planes, np.int64)]
         chunks = (self.read_chunk(key).words for key in range(self.n_chunks))
         return np.stack([np.bitwise_count(w).sum(axis=1, dtype=np.int64) for w in chunks])
 
@@ -823,9 +859,10 @@ class RegroupedDataset(BinaryDataset):
         names: Sequence[str],
         feature_levels: Mapping[str, Sequence[str]],
         planes: Sequence[PlaneSource],
+        negatives: Mapping[str, str] = NO_NAMES,
     ) -> Self:
         """Return the dataset with other features, made of some of its planes."""
-        stored = self.stored.view_planes(names, feature_levels, planes)
+        stored = self.stored.view_planes(names, feature_levels, planes, negatives)
         return replace(self, stored=stored, view=stored.view)
 
     def with_stored_segments(self) -> BinaryDataset:
@@ -938,13 +975,13 @@ class ChunkReader:
     def count_ones(self) -> tuple[int, Ints] | None:
         """Return the numbers of rows and of ones per plane, (n_planes,), without reading chunks.
 
-        None if a split or segments are read, a value is missing, or a plane is cut from numbers.
+        None if a split or segments are read, a value is missing, or a plane is not a stored one.
         """
         dataset = _open_cached(self.path, self.digest, self.view)
-        has_cuts = self.view is not None and any(isinstance(p, tuple) for p in self.view.planes)
+        has_others = self.view is not None and not self.view.has_stored_planes
         is_split = self.split is not None or self.groups is not None or dataset.n_segments > 1
         keys = [key for key in range(dataset.n_chunks) if key not in self.skipped]
-        if is_split or has_cuts or dataset.has_missing[keys].any():
+        if is_split or has_others or dataset.has_missing[keys].any():
             return None
         return int(dataset.chunks[keys, 1].sum()), dataset.ones()[keys].sum(axis=0)
 

@@ -22,6 +22,7 @@ from storage.dataset.batches import RowBatch
 from storage.dataset.feature_levels import BINARY_LEVELS
 from storage.errors import DataError
 from storage.format.schema import MISSING_INTEGER
+from storage.quoting import split_names
 from storage.sources.text import warn_about_encoding
 from storage.sources.value_codes import (
     INVALID,
@@ -388,22 +389,41 @@ def divide_columns(
     return features, tuple(name for name in row_columns if name in names)
 
 
-def select_feature_names(path: str, names: Sequence[str], options: ReadOptions) -> tuple[str, ...]:
-    """Return the features that the options select.
+def select_feature_names(
+    path: str, names: Sequence[str], options: ReadOptions, noun: str = "column"
+) -> tuple[str, ...]:
+    """Return the features that the options select; messages call the names by a noun.
 
     Raises `DataError` if a name or pattern matches no column, or no feature is left.
     """
-    selected = match_feature_names(path, names, options)
+    selected = match_feature_names(path, names, options, noun)
     if names and not selected:
         raise DataError(f"{path}: {{features}} and {{drop}} leave no feature. Select two or more.")
     return selected
 
 
-def match_feature_names(path: str, names: Sequence[str], options: ReadOptions) -> tuple[str, ...]:
+def match_feature_names(
+    path: str, names: Sequence[str], options: ReadOptions, noun: str = "column"
+) -> tuple[str, ...]:
     """Return the features that the options select, which may be none."""
-    included = _match_columns(path, "{features}", options.features, names, options.is_append)
-    dropped = _match_columns(path, "{drop}", options.drop, names, options.is_append)
+    included = _match_columns(path, "{features}", options.features, names, options.is_append, noun)
+    dropped = _match_columns(path, "{drop}", options.drop, names, options.is_append, noun)
     return tuple(n for n in names if (n in included or not options.features) and n not in dropped)
+
+
+def choose_features(
+    path: str, names: Sequence[str], options: ReadOptions, reverse: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the features of a dataset that the options select, and those of them to reverse.
+
+    Texts in `reverse` are names or patterns, or several with commas between them. Raises
+    `DataError` if one matches no feature, or no feature is left.
+    """
+    selected = select_feature_names(path, names, options, "feature")
+    known = {*selected}
+    patterns = [own for text in reverse for own in ([text] if text in known else split_names(text))]
+    matches = _match_columns(path, "{reverse}", patterns, selected, False, "feature")
+    return selected, tuple(name for name in selected if name in matches)
 
 
 def check_map_patterns(path: str, names: Sequence[str], options: ReadOptions) -> None:
@@ -448,7 +468,12 @@ def _suggest_column(name: str, columns: Sequence[str]) -> str:
 
 
 def _match_columns(
-    path: str, option: str, patterns: Sequence[str], names: Sequence[str], may_miss: bool
+    path: str,
+    option: str,
+    patterns: Sequence[str],
+    names: Sequence[str],
+    may_miss: bool,
+    noun: str = "column",
 ) -> set[str]:
     """Return the columns with these names; a name without a column is a pattern."""
     matches: set[str] = set()
@@ -459,7 +484,7 @@ def _match_columns(
             hits = {name for name in names if fnmatchcase(name, pattern)}
         if not (hits or may_miss):
             first = ", ".join(names[:_MAX_NAMED]) + ", …" * (len(names) > _MAX_NAMED)
-            hint = _suggest_column(pattern, names) or f"Columns: {first}"
-            raise DataError(f"{path}: {option}: there is no column {pattern!r}. {hint}")
+            hint = _suggest_column(pattern, names) or f"{noun.capitalize()}s: {first}"
+            raise DataError(f"{path}: {option}: there is no {noun} {pattern!r}. {hint}")
         matches |= hits
     return matches

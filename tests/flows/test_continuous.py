@@ -253,7 +253,7 @@ def test_measurements_that_cannot_be_used_are_named(plain_cli, people, tmp_path:
     assert "single value" not in plain_cli("ingest", "a.csv", "--dataset", "a.zarr", *options).out
     for model in ("clipped-pca", "bernoulli-mixture"):
         error = plain_cli("fit", "--dataset", "b.zarr", "--model", model).check_refused()
-        assert "These features are constant: 'age'. Leave them out at ingest by --drop" in error
+        assert "These features are constant: 'age'. Leave them out by --drop" in error
 
 
 @pytest.mark.few(1)

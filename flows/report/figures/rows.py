@@ -25,6 +25,7 @@ from pipeline.data.datasets import IN_MEMORY, get_row_columns
 from pipeline.data.features import Feature, are_binary, find_first_planes, select_with_levels
 from pipeline.data.level_probabilities import name_levels, order_bits
 from pipeline.data.matching import find_segment_indices
+from pipeline.data.plane_views import view_as_fitted
 from pipeline.data.weights import RowWeights, weigh_chunk
 from pipeline.evaluation.calibration import ShareComparison, compare_pairs
 from pipeline.inference.orientation import read_values
@@ -105,7 +106,7 @@ def open_fitted_dataset(fitted: LoadedModel, path: str | None) -> tuple[BinaryDa
     """
     recorded = fitted.artifact.manifest["dataset"]
     if path is not None:
-        dataset = open_dataset(path)
+        dataset = view_as_fitted(open_dataset(path), fitted.dataset_features)
         check_dataset_features(fitted, dataset)
         note = f"The rows shown are from {path}, which is not the dataset of the fit."
         return dataset, "" if dataset.digest == recorded["digest"] else note

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.data.features import REVERSED, join_names
 from pipeline.errors import FitWarning
 from pipeline.models.latent_trait.params import LatentTraitParams
 from pipeline.models.latent_trait.stages import MAX_INTEGRATION_ERROR
@@ -124,11 +125,13 @@ def warn_about_reversed_items(
         return []
     n = len(reversed_items)
     subject = "1 item points" if n == 1 else f"{n} items point"
-    reversal = "it" if n == 1 else "them"
-    text = (
-        f"{subject} the other way than the other {n_clear - n}: {{features}}. To reverse {reversal}"
-        ", replace the values x by 1 - x (levels: in reverse order) in the table of the data, or "
-        "at ingest by {map=NAME:0=1,1=0} or {levels=NAME:HIGHEST<...<LOWEST}"
-    )
+    found = [names[k] if names else f"NAME{k}" for k in reversed_items]
+    new = [name for name in found if not name.endswith(REVERSED)]
+    again = [name.removesuffix(REVERSED) for name in found if name.endswith(REVERSED)]
+    text = f"{subject} the other way than the other {n_clear - n}: {{features}}"
+    if new:
+        text += f". To reverse {'it' if n == 1 else 'them'}, fit with {{reverse={join_names(new)}}}"
+    if again:
+        text += f". Leave {join_names(again)} out of {{reverse}}"
     indices = tuple(reversed_items.tolist())
     return [FitWarning(text, tuple(names[k] for k in indices) if names else indices)]

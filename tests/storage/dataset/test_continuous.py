@@ -82,6 +82,17 @@ def test_cuts_make_planes_of_continuous_features(tmp_path: Path) -> None:
     np.testing.assert_array_equal(reader(1).words, again.read_chunk(1).words)
 
 
+def test_a_view_changes_signs(tmp_path: Path) -> None:
+    dataset = write(tmp_path / "d", np.array(["u", "v"])[np.arange(300) % 2])
+    levels = {"years": (), "income": ()}
+    view = dataset.view_planes(["income", "years"], levels, [], {"years": "age"})
+    numbers = draw(300)[1]
+    np.testing.assert_array_equal(read(view)[0], np.column_stack([numbers[:, 1], -numbers[:, 0]]))
+    cut = view.view_planes(["young"], {}, [("years", -0.25)])
+    np.testing.assert_array_equal(read(cut)[0][:, 0], numbers[:, 0] <= 0.25)
+    assert view.make_reader()(1).numbers is not None
+
+
 def test_rows_are_appended_and_grouped(tmp_path: Path) -> None:
     X, numbers = draw(200)
     kinds = np.arange(200) % 3

@@ -139,6 +139,36 @@ def test_a_view_makes_binary_features_of_planes(tmp_path: Path) -> None:
     assert len(digests) == 4
 
 
+def test_a_view_reverses_features(tmp_path: Path) -> None:
+    """The opposite of plane c of a feature with k levels is plane k − 2 − c of the reversed one."""
+    X, mask = draw_levels(300), draw_mask(300)
+    with create_dataset(
+        tmp_path / "d", NAMES, feature_levels=LEVELS, columns=["g"], words_per_chunk=2
+    ) as writer:
+        writer.add(ArrayBatch(X, mask, {"g": np.arange(300) % 2}))
+    dataset = open_dataset(tmp_path / "d")
+    choice = ["pain", "a", "mood"], LEVELS, [~7, ~6, ~5, ~4, 0, ~2, ~1]
+    view = dataset.view_planes(*choice)
+    expected = np.column_stack([4 - X[:, 3], X[:, 0], 2 - X[:, 1]]) * mask[:, [3, 0, 1]]
+    for rows in (view, view.segment_by("g"), dataset.segment_by("g").view_planes(*choice)):
+        np.testing.assert_array_equal(read(rows)[0], expected)
+        np.testing.assert_array_equal(read(rows)[1], mask[:, [3, 0, 1]])
+    np.testing.assert_array_equal(view.ones().sum(axis=0)[4], expected[:, 1].sum())
+    again = view.view_planes(["pain", "high"], LEVELS, [~3, ~2, ~1, ~0, ~6])
+    np.testing.assert_array_equal(read(again)[0][:, 0], X[:, 3] * mask[:, 3])
+    np.testing.assert_array_equal(read(again)[0][:, 1], (X[:, 1] >= 1) * mask[:, 1])
+
+
+def test_a_view_of_complete_features_has_no_mask(tmp_path: Path) -> None:
+    X, mask = draw_levels(300), draw_mask(300)
+    mask[:, 3] = 1
+    with create_dataset(tmp_path / "d", NAMES, feature_levels=LEVELS) as writer:
+        writer.add(ArrayBatch(X, mask, {}))
+    view = open_dataset(tmp_path / "d").view_planes(["pain"], LEVELS, [~7, ~6, ~5, ~4])
+    assert view.read_chunk(0).observed is None
+    np.testing.assert_array_equal(read(view)[0][:, 0], 4 - X[:, 3])
+
+
 def test_the_table_of_features_is_verified(tmp_path: Path) -> None:
     dataset = write(tmp_path / "d", draw_levels(100))
     table: Any = zarr.open_group(tmp_path / "d", mode="r+")["features"]

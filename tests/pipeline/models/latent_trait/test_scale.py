@@ -68,7 +68,10 @@ def test_the_slopes_of_one_trait_have_a_positive_sum() -> None:
         assert fitted.params.weights.sum() > 0
         assert fitted.params.weights[4, 0] < 0
         (warning,) = [text for text in fitted.warnings if "other way" in text]
-        assert warning.startswith("1 item points the other way than the other 4: 'q4'")
+        assert warning == (
+            "1 item points the other way than the other 4: 'q4'. To reverse it, fit with "
+            'reverse="q4"'
+        )
 
 
 def test_items_that_point_both_ways_are_no_mistake() -> None:

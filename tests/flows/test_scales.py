@@ -1,0 +1,94 @@
+"""Fits of several scales of one dataset, and their tables."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from storage.artifacts.artifacts import load_artifact
+
+N_ROWS = 200
+SCALES = "item,scale,reversed\na1,calm,no\na2,calm,yes\na3,calm,\nb1,None,0\nb2,None,0\na1,None,1\n"
+
+
+@pytest.fixture
+def answers(plain_cli, tmp_path: Path) -> pd.DataFrame:
+    rng = np.random.default_rng(7)
+    traits = np.repeat(rng.standard_normal((N_ROWS, 2)), [3, 2], axis=1)
+    y = traits + rng.standard_normal((N_ROWS, 5))
+    y[:, 1] *= -1
+    table = pd.DataFrame((y > 0.2).astype(float), columns=["a1", "a2", "a3", "b1", "b2"])
+    table.loc[3, ["a1", "a2", "a3"]] = np.nan  # no item of one scale is observed
+    table.insert(0, "id", [f"p{k}" for k in range(N_ROWS)])
+    table.to_csv(tmp_path / "a.csv", index=False)
+    done = plain_cli("ingest", "a.csv", "--dataset", "a.zarr", "--keep", "id")
+    assert done.code == 0, done.err
+    return table
+
+
+def fit(cli, text: str, *options: str):
+    Path("scales.csv").write_text(text)
+    words = ("fit", "--dataset", "a.zarr", "--scales", "scales.csv", "--output", "out")
+    return cli(*words, "--executor", "serial", *options)
+
+
+def test_scales_are_fitted_and_joined(plain_cli, answers: pd.DataFrame, tmp_path: Path) -> None:
+    done = fit(plain_cli, SCALES)
+    assert done.code == 0, done.err
+    choice = ("--features", "a*", "--reverse", "a2", "--components", "1", "--output", "alone")
+    done = plain_cli("fit", "--dataset", "a.zarr", *choice, "--no-report", "--executor", "serial")
+    assert done.code == 0, done.err
+    own, alone = load_artifact(tmp_path / "out" / "calm"), load_artifact(tmp_path / "alone")
+    assert own.manifest["feature_names"] == ["a1", "a2 (reversed)", "a3"]
+    np.testing.assert_array_equal(own["loadings"], alone["loadings"])
+    combined = tmp_path / "out" / "combined"
+    scores = pd.read_csv(combined / "scores.csv")
+    assert [*scores] == ["row", "id", "calm_mean_1", "calm_sd_1", "None_mean_1", "None_sd_1"]
+    assert [*scores["id"]] == [*answers["id"]]
+    words = ("--artifact", "alone", "--dataset", "a.zarr", "--output", "codes.csv")
+    done = plain_cli("transform", *words)
+    assert done.code == 0, done.err
+    codes = pd.read_csv(tmp_path / "codes.csv")
+    np.testing.assert_array_equal(scores["calm_mean_1"], codes["mean_1"])
+    items = pd.read_csv(combined / "items.csv", keep_default_na=False)
+    assert [*items["scale"]] == ["calm"] * 3 + ["None"] * 3
+    assert [*items["feature"]] == ["a1", "a2 (reversed)", "a3", "a1 (reversed)", "b1", "b2"]
+    page = (combined / "report.html").read_text()
+    links = re.findall('href="([^"]+)"', page)
+    assert len(links) == 2
+    assert all((combined / link).is_file() for link in links)
+    # A run that was interrupted before the tables fits nothing again.
+    (combined / "scores.csv").unlink()
+    done = fit(plain_cli, SCALES, "--resume", "--json")
+    assert done.code == 0, done.err
+    assert done.json["scales"]["calm"]["artifact"].endswith(own.path.name)
+    assert (combined / "scores.csv").is_file()
+    done = fit(plain_cli, SCALES, "--resume", "--json", "--reverse", "b2", "--no-report")
+    assert done.json["scales"]["None"]["reversed"] == ["a1", "b2"]
+    assert done.json["scales"]["calm"]["artifact"].endswith(own.path.name)
+    assert not (combined / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("item,scale\na7,A\n", (), "has no feature 'a7', an item of scale 'A'. Did you mean 'a"),
+        ("item,scale\na1,A\na2,A\na1,A\n", (), "item 'a1' is twice in scale 'A'. Delete a line."),
+        ("item,scale\n", (), "scales.csv has no items. Write a line for each item."),
+        ("item,scale\na1,\n", (), "item 'a1' has no scale. Name one, or delete the line."),
+        ("feature,scale\na1,A\n", (), "has no column 'item'. It has: 'feature', 'scale'."),
+        ("item,scale\na1,../A\n", (), "scale '../A' cannot be the name of a folder."),
+        ("item,scale,reversed\na1,A,-\n", (), "'-' is in the column 'reversed' of item 'a1'."),
+        (SCALES, ("--drop", "a1"), "--scales and --drop cannot be combined."),
+        (SCALES, ("--reverse", "c"), "there is no feature 'c'. Features: a1, a2, a3, b1, b2"),
+        (SCALES, ("--components", "9"), "scale calm: "),
+    ],
+)  # fmt: skip
+def test_wrong_scales_are_refused(plain_cli, answers, text, options, message: str) -> None:
+    done = fit(plain_cli, text, *options)
+    assert (done.code, message in done.err) == (2, True), done.err
+    assert not Path("out").exists()
