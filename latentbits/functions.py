@@ -269,12 +269,12 @@ def _choose_features(
     from storage.sources.value_codes import ReadOptions
 
     named = {"features": features, "drop": drop, "reverse": reverse}
-    patterns = {
-        name: (own,) if isinstance(own, str) else tuple(list_names(own, name))
+    chosen, dropped, reverse = (
+        (own,) if isinstance(own, str) else tuple(list_names(own, name))
         for name, own in named.items()
-    }
-    reverse = patterns.pop("reverse")
-    return choose_features("the data", dataset.feature_names, ReadOptions(**patterns), reverse)
+    )
+    options = ReadOptions(features=chosen, drop=dropped)
+    return choose_features("the data", dataset.feature_names, options, reverse)
 
 
 def run_fit(

@@ -97,7 +97,7 @@ class ExecutorOptions(TypedDict, total=False):
         Option(
             name="--executor",
             group=RUN,
-            help="[default: threads, or dask on a cluster]",
+            help="[default: threads, or dask]",
         ),
     ]
     workers: Annotated[
@@ -121,7 +121,7 @@ class ExecutorOptions(TypedDict, total=False):
         str,
         Option(
             group=CLUSTER,
-            help="Address, scheduler file (.json), Prefect block, or local.",
+            help="Address, scheduler file, Prefect block, or local.",
         ),
     ]
     tls_ca: Annotated[str, Option(group=CLUSTER, help="CA certificate file for tls:// clusters.")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -46,7 +46,7 @@ def _join_batches(
     The batches of the tables may have different lengths.
     """
     sources = [iter(table.batches) for table in tables]
-    waiting = [next(source, None) for source in sources]
+    waiting: list[Any] = [next(source, None) for source in sources]
     while all(waiting):
         n_rows = min(batch.num_rows for batch in waiting)
         parts = [batch.slice(0, n_rows).columns for batch in waiting]

@@ -72,11 +72,12 @@ def reverse_features(dataset: DatasetT, names: Sequence[str]) -> DatasetT:
             f"{{reverse}} would make a second feature {min(twice)!r}. Leave out one of them by "
             "{drop}."
         )
-    places = []
+    places: list[_Place] = []
     for feature, planes in _find_places(features).values():
         if feature.name in reversed_names:
             own = Feature(name_reversed(feature.name), feature.levels)
-            places.append((own, [~plane for plane in reversed(planes)]))
+            opposites = [~plane for plane in reversed(planes) if isinstance(plane, int)]
+            places.append((own, opposites))
         else:
             places.append((feature, planes))
     continuous = [f.name for f in features if f.name in reversed_names and not f.levels]

@@ -232,8 +232,9 @@ def prepare(request: FitRequest, dataset: DatasetT) -> PreparedFit[DatasetT]:
     if request.pattern is not None:
         columns, source = request.pattern()
         new_names = {name: name_reversed(name) for name in request.reverse}
-        items = [new_names.get(name, name) for name in columns.get("item", ())]
-        columns = {**columns, **({"item": items} if items else {})}
+        if "item" in columns:
+            own_names = [new_names.get(name, name) for name in columns["item"]]
+            columns = {**columns, "item": own_names}
         pattern = make_loading_pattern(columns, dataset.feature_names, source)
         model = match_traits(model, pattern, request.components)
     if request.initial_fit is not None:

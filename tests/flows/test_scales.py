@@ -12,6 +12,7 @@ import pytest
 from storage.artifacts.artifacts import load_artifact
 
 N_ROWS = 200
+CODES = ("mean_1", "sd_1", "converged")
 SCALES = "item,scale,reversed\na1,calm,no\na2,calm,yes\na3,calm,\nb1,None,0\nb2,None,0\na1,None,1\n"
 
 
@@ -47,7 +48,8 @@ def test_scales_are_fitted_and_joined(plain_cli, answers: pd.DataFrame, tmp_path
     np.testing.assert_array_equal(own["loadings"], alone["loadings"])
     combined = tmp_path / "out" / "combined"
     scores = pd.read_csv(combined / "scores.csv")
-    assert [*scores] == ["row", "id", "calm_mean_1", "calm_sd_1", "None_mean_1", "None_sd_1"]
+    columns = [f"{scale}_{name}" for scale in ("calm", "None") for name in CODES]
+    assert [*scores] == ["row", "id", *columns]
     assert [*scores["id"]] == [*answers["id"]]
     words = ("--artifact", "alone", "--dataset", "a.zarr", "--output", "codes.csv")
     done = plain_cli("transform", *words)
@@ -68,7 +70,7 @@ def test_scales_are_fitted_and_joined(plain_cli, answers: pd.DataFrame, tmp_path
     assert done.json["scales"]["calm"]["artifact"].endswith(own.path.name)
     assert (combined / "scores.csv").is_file()
     done = fit(plain_cli, SCALES, "--resume", "--json", "--reverse", "b2", "--no-report")
-    assert done.json["scales"]["None"]["reversed"] == ["a1", "b2"]
+    assert done.json["scales"]["None"]["reversed"] == ["b2", "a1"]
     assert done.json["scales"]["calm"]["artifact"].endswith(own.path.name)
     assert not (combined / "report.html").exists()
 
@@ -76,7 +78,7 @@ def test_scales_are_fitted_and_joined(plain_cli, answers: pd.DataFrame, tmp_path
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("item,scale\na7,A\n", (), "has no feature 'a7', an item of scale 'A'. Did you mean 'a"),
+        ("item,scale\na11,A\n", (), "has no feature 'a11', an item of scale 'A'. Did you mean 'a"),
         ("item,scale\na1,A\na2,A\na1,A\n", (), "item 'a1' is twice in scale 'A'. Delete a line."),
         ("item,scale\n", (), "scales.csv has no items. Write a line for each item."),
         ("item,scale\na1,\n", (), "item 'a1' has no scale. Name one, or delete the line."),
