@@ -216,7 +216,7 @@ class Scorer:
         """
         bank = self._get_item_bank(self._find_segment(segment))
         limits = ItemLimits(exclude, content, shares, exposure, max_exposure)
-        found = bank.find_answers(answers)
+        found = dict(bank.find_answers(answers))
         for place in {*self._reversed} & found.keys():
             found[place] = self._features[place].n_planes - found[place]  # 0 planes: the sign
         return choose_next_items(bank, found, n, limits, max_error)

@@ -5,8 +5,8 @@ import gzip
 import signal
 import tempfile
 import threading
-from math import inf
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 import pyarrow as pa
