@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from latentbits.data import from_dataframe, from_numpy, open_dataset
     from latentbits.estimators import (
         BLICA,
+        RBM,
         Autoencoder,
         BernoulliMixture,
         BinaryICALikelihood,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BLICA",
+    "RBM",
     "Autoencoder",
     "BernoulliMixture",
     "BinaryICALikelihood",

@@ -1,8 +1,10 @@
 """A scikit-learn estimator for each model, such as `ClippedPCA` and `LatentTrait`.
 
-The arguments are the model's settings, and `binarize`, `random_state` and `n_jobs`, which all
-estimators have. X may be an array, a data frame, or whatever else `latentbits.fit` takes, except
-paths; NaN marks missing values. After `fit`, `fitted_` holds the result of `latentbits.fit`.
+The arguments are the model's settings, of which `n_components` needs no name, and `binarize`,
+`random_state` and `n_jobs`, which all estimators have. X may be an array, a data frame, or whatever
+else `latentbits.fit` takes, except paths; NaN marks missing values. Constant features are kept,
+with a warning, because folds of a cross-validation often have some; `constant_features="refuse"`
+refuses them. After `fit`, `fitted_` holds the result of `latentbits.fit`.
 
 Models of segments (BLICA, BinaryICALikelihood, LinearIVAE, Bottleneck) take y as the segment of
 each row, because pipelines and grid searches pass y to every step. If y is something else, such as
@@ -14,7 +16,7 @@ fitted segments. LatentTrait and BernoulliMixture take groups of rows as `fit(X,
 
 from __future__ import annotations
 
-from dataclasses import make_dataclass
+from dataclasses import field, make_dataclass
 from functools import cache
 from inspect import cleandoc
 from textwrap import fill, indent
@@ -37,6 +39,9 @@ _COMMON_SETTINGS = {
     "n_jobs": "Number of threads; None is 1, -1 one per CPU. Results do not depend on it.",
 }
 """Descriptions of the arguments that all estimators have."""
+SHORT_NAMES = {"RBM": "RestrictedBoltzmannMachine"}
+_DEFAULTS = {"constant_features": "keep"}
+"""Defaults that differ from those of models; a feature may be constant in one fold of the rows."""
 
 
 def make_estimators() -> dict[str, type[ModelEstimator]]:
@@ -47,7 +52,13 @@ def make_estimators() -> dict[str, type[ModelEstimator]]:
 @cache
 def _make_estimator(kind: type[Model]) -> type[ModelEstimator]:
     """Make the estimator class of a model, whose arguments are the model's settings."""
-    settings = [(own.name, own.type, own.default) for own in list_settings(kind) if own.init]
+    defaults = {own.name: own.default for own in list_settings(kind) if own.init}
+    defaults |= {name: value for name, value in _DEFAULTS.items() if name in defaults}
+    types = {own.name: own.type for own in list_settings(kind)}
+    settings = [
+        (name, types[name], field(default=default, kw_only=name != "n_components"))
+        for name, default in defaults.items()
+    ]
     common = [(name, Any, None) for name in _list_common_settings(kind)]
     estimator = make_dataclass(
         kind.__name__,
@@ -79,6 +90,7 @@ def _make_docstring(kind: type[Model]) -> str:
 
 def __getattr__(name: str) -> type[ModelEstimator]:
     """Return an estimator by name."""
+    name = SHORT_NAMES.get(name, name)
     if name.startswith("_") or name not in (estimators := make_estimators()):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return estimators[name]

@@ -79,8 +79,8 @@ class Autoencoder(ModelEstimator):
     components_: NDArray[np.float64]
     def __init__(
         self,
-        *,
         n_components: int | None = None,
+        *,
         loss: Literal["cross-entropy", "squared"] = "cross-entropy",
         corruption: Literal["none", "flip", "mask"] = "none",
         noise: float = 0.1,
@@ -168,8 +168,8 @@ class BLICA(ModelEstimator):
     components_: NDArray[np.float64]
     def __init__(
         self,
-        *,
         n_components: int | None = None,
+        *,
         regularization: float | None = None,
         min_rows: int = 20,
         starts: int = 3,
@@ -248,8 +248,8 @@ class BernoulliMixture(WeightedModelEstimator):
     coefficients_error_: NDArray[np.float64] | None
     def __init__(
         self,
-        *,
         n_components: int | None = 10,
+        *,
         smoothing: float = 0.1,
         starts: int | None = None,
         errors: Literal["louis", "crossproduct", "none"] = "louis",
@@ -321,8 +321,8 @@ class BinaryICALikelihood(ModelEstimator):
     components_: NDArray[np.float64]
     def __init__(
         self,
-        *,
         n_components: int | None = None,
+        *,
         likelihood: Literal["auto", "exact", "ep"] = "auto",
         starts: int = 3,
         min_rows: int = 20,
@@ -395,8 +395,8 @@ class Bottleneck(ModelEstimator):
     components_: NDArray[np.float64]
     def __init__(
         self,
-        *,
         n_components: int | None = None,
+        *,
         column: str = "segment",
         kind: Literal["auto", "category", "number"] = "auto",
         batch: int | None = None,
@@ -484,13 +484,13 @@ class ClippedPCA(WeightedModelEstimator):
     components_: NDArray[np.float64]
     def __init__(
         self,
-        *,
         n_components: int | None = None,
+        *,
         estimator: Literal["pca", "minres", "ml"] = "pca",
         rotation: Literal["none", "varimax", "oblimin", "promax"] = "none",
         correlation: Literal["tetrachoric", "arcsine"] = "tetrachoric",
         empty_cells: Literal["half", "none"] = "half",
-        constant_features: Literal["refuse", "keep"] = "refuse",
+        constant_features: Literal["refuse", "keep"] = "keep",
         repair: Literal["none", "nearest", "shrink"] = "none",
         errors: Literal["model", "none"] = "model",
         null_draws: int = 20,
@@ -526,8 +526,8 @@ class FastICA(ModelEstimator):
     components_: NDArray[np.float64]
     def __init__(
         self,
-        *,
         n_components: int | None = None,
+        *,
         binarize: float | Literal["mean"] | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
@@ -588,8 +588,8 @@ class HiddenTree(WeightedModelEstimator):
     n_levels_: NDArray[np.int64] | None
     def __init__(
         self,
-        *,
         n_components: int | None = None,
+        *,
         states: int | None = None,
         trees: int = 1,
         smoothing: float = 0.1,
@@ -639,8 +639,8 @@ class KernelPCA(ModelEstimator):
     observed_: NDArray[np.uint8] | None
     def __init__(
         self,
-        *,
         n_components: int | None = 2,
+        *,
         width: float | None = None,
         landmarks: int | None = None,
         binarize: float | Literal["mean"] | None = None,
@@ -691,8 +691,8 @@ class LaplacianEigenmap(ModelEstimator):
     width_: NDArray[np.float64] | None
     def __init__(
         self,
-        *,
         n_components: int | None = None,
+        *,
         k: int = 10,
         weights: Literal["binary", "heat"] = "binary",
         width: float | None = None,
@@ -727,8 +727,7 @@ class LatentTrait(WeightedModelEstimator):
         `yes` gives all items the same weight; requires one component and quadrature or
         sampling. Continuous items have weights of their own.
     constant_features
-        `refuse` constant features, or `pin` them to weights of 0 and the offset of their
-        margin.
+        `refuse` them, or `keep` them with weights of 0 and the offset of their margin.
     acceleration
         `squarem` or `none`. With `none`, large fits do not start on a sample of their rows
         either.
@@ -801,7 +800,7 @@ class LatentTrait(WeightedModelEstimator):
     nodes: int | None
     prior_precision: float
     equal_slopes: Literal["no", "yes"]
-    constant_features: Literal["refuse", "pin"]
+    constant_features: Literal["refuse", "keep"]
     acceleration: Literal["squarem", "none"]
     rotation: Literal["principal", "varimax", "oblimin", "promax"]
     errors: Literal["louis", "sandwich", "crossproduct", "none"]
@@ -880,13 +879,13 @@ class LatentTrait(WeightedModelEstimator):
     components_: NDArray[np.float64]
     def __init__(
         self,
-        *,
         n_components: int | None = 2,
+        *,
         estimator: Literal["auto", "variational", "quadrature", "ep", "sampling"] = "auto",
         nodes: int | None = None,
         prior_precision: float = 0.0,
         equal_slopes: Literal["no", "yes"] = "no",
-        constant_features: Literal["refuse", "pin"] = "refuse",
+        constant_features: Literal["refuse", "keep"] = "keep",
         acceleration: Literal["squarem", "none"] = "squarem",
         rotation: Literal["principal", "varimax", "oblimin", "promax"] = "principal",
         errors: Literal["louis", "sandwich", "crossproduct", "none"] = "louis",
@@ -969,8 +968,8 @@ class LinearIVAE(ModelEstimator):
     components_: NDArray[np.float64]
     def __init__(
         self,
-        *,
         n_components: int | None = None,
+        *,
         batch: int | None = None,
         rate: float | None = None,
         optimizer: Literal["adam", "momentum"] = "adam",
@@ -1074,8 +1073,8 @@ class NoisyOr(ModelEstimator):
     activity_: NDArray[np.float64] | None
     def __init__(
         self,
-        *,
         n_components: int | None = None,
+        *,
         layers: tuple[int, ...] | None = None,
         schedule: Literal["paper", "stability"] = "paper",
         epochs: int = 30,
@@ -1182,8 +1181,8 @@ class RestrictedBoltzmannMachine(ModelEstimator):
     components_: NDArray[np.float64]
     def __init__(
         self,
-        *,
         n_components: int | None = None,
+        *,
         method: Literal["auto", "exact", "cd", "pcd"] = "auto",
         steps: int = 1,
         weight_decay: float = 0.0,
@@ -1273,8 +1272,8 @@ class Stack(ModelEstimator):
     means_: NDArray[np.float64]
     def __init__(
         self,
-        *,
         n_components: int | None = None,
+        *,
         layers: tuple[int, ...] | None = None,
         block: Literal["rbm", "autoencoder"] = "autoencoder",
         pretrain: int = 20,
@@ -1334,8 +1333,8 @@ class TreeMixture(WeightedModelEstimator):
     n_levels_: NDArray[np.int64] | None
     def __init__(
         self,
-        *,
         n_components: int | None = 10,
+        *,
         smoothing: float = 1.0,
         starts: int = 3,
         max_iter: int = 200,
@@ -1344,3 +1343,5 @@ class TreeMixture(WeightedModelEstimator):
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None: ...
+
+RBM = RestrictedBoltzmannMachine

@@ -256,7 +256,7 @@ NAME = "denoising"
 _LONG_FIT = {"batch": 10, "max_iter": 500, "patience": 500}
 _MODELS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     ("clipped PCA", "clipped-pca", {"constant_features": "keep"}),
-    ("latent trait", "latent-trait", {"constant_features": "pin", "prior_precision": 1.0}),
+    ("latent trait", "latent-trait", {"constant_features": "keep", "prior_precision": 1.0}),
     ("mixture", "bernoulli-mixture", {}),
     ("RBM", "rbm", {}),
     ("RBM, weight decay", "rbm", {"method": "cd", "weight_decay": 0.01, **_LONG_FIT}),

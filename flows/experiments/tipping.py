@@ -305,7 +305,7 @@ def make_trial_model(estimator: Estimator) -> LatentTrait:
         n_components=2,
         estimator=estimator,
         nodes=_N_NODES[estimator],
-        constant_features="pin",
+        constant_features="keep",
         max_iter=_MAX_ITER,
         tol=_TOL,
     )

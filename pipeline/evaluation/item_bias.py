@@ -217,7 +217,7 @@ class GroupFits:
         model = LatentTrait(
             n_components=1,
             free=",".join(map(str, sorted(free_items))),
-            constant_features="pin",
+            constant_features="keep",
             errors="none",
             max_iter=_MAX_ITER,
             tol=_TOL,

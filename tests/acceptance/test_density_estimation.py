@@ -116,7 +116,7 @@ def mixture(n_components: int | None, **more: Any) -> Model:
 
 
 def trait(n_components: int) -> Model:
-    return LatentTrait(n_components=n_components, estimator="quadrature", constant_features="pin")
+    return LatentTrait(n_components=n_components, estimator="quadrature", constant_features="keep")
 
 
 @pytest.mark.few(1)
@@ -230,7 +230,7 @@ def test_a_number_chosen_by_rows_held_out_is_as_good_on_others(name: str, least:
 @lru_cache
 def bound(name: str, n_components: int | None) -> tuple[float, int]:
     """Fit variationally; return the bound on training rows, and the number of traits."""
-    model = LatentTrait(n_components, estimator="variational", constant_features="pin")
+    model = LatentTrait(n_components, estimator="variational", constant_features="keep")
     state = fit_model(model, split_rows(name, "train"), ThreadsExecutor(2))
     return state.history[-1], state.params.weights.shape[1]
 

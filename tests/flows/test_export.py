@@ -121,7 +121,7 @@ def test_what_a_constant_item_does_not_have_is_left_empty(cli, tmp_path):
     X = (np.random.default_rng(1).random((300, 5)) < 1 / (1 + np.exp(-x))).astype(np.uint8)
     X[:, 0] = 1
     dataset = write_arrays(tmp_path / "d.zarr", X)
-    model = build_model("latent-trait", "1", ["constant_features=pin"])
+    model = build_model("latent-trait", "1", ["constant_features=keep"])
     fitted = write_fit(tmp_path / "trait", model, dataset)
     assert cli("report", "--artifact", fitted).code == 0
     command = ("export", "--what", "items", "--artifact", fitted, "--output", "t.csv")

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import GridSearchCV, cross_validate
+from sklearn.model_selection import GridSearchCV, cross_val_score, cross_validate
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from sklearn.utils.validation import has_fit_parameter
@@ -33,7 +33,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "BernoulliMixture": {"n_components": 4, "starts": 1, "max_iter": 3},
     "BinaryICALikelihood": {"n_components": 1, "starts": 1, "max_iter": 3},
     "Bottleneck": {"n_components": 2, "max_iter": 2},
-    "ClippedPCA": {"n_components": 1, "constant_features": "keep"},
+    "ClippedPCA": {"n_components": 1},
     "FastICA": {},
     "HiddenTree": {"n_components": 4, "max_iter": 3},
     "KernelPCA": {"n_components": 1},
@@ -42,7 +42,6 @@ SMALL: dict[str, dict[str, Any]] = {
     "LatentTrait": {
         "n_components": 1,
         "max_iter": 3,
-        "constant_features": "pin",
         "nodes": 5,
         "prior_precision": 0.1,
     },
@@ -89,11 +88,12 @@ def test_scikit_learn_takes_it(estimator: Any, check: Any) -> None:
 @pytest.mark.parametrize("name", SMALL)
 def test_arguments_are_the_settings_of_the_model(name: str) -> None:
     kind = getattr(lb, name)
-    defaults = {f.name: f.default for f in fields(kind.model_class)}
+    defaults = {f.name: f.default for f in fields(kind.model_class)} | {"constant_features": "keep"}
     settings = ("n_components", *list_hyperparameters(kind.model_class))
     common = {"binarize": None, "random_state": None, "n_jobs": None}
     common |= {"n_segments": None} if name in TIME_BINS else {}
     assert kind().get_params() == {name: defaults[name] for name in settings} | common
+    assert kind(3).n_components == 3
     documented = kind.__doc__.splitlines()
     assert [name for name in kind().get_params() if documented.count(name) != 1] == []
 
@@ -235,7 +235,7 @@ def test_time_bins_are_segments_of_equal_length(X: np.ndarray, name: str) -> Non
 
 
 def test_scores_of_rows_are_those_of_the_functions(X: np.ndarray) -> None:
-    made = lb.LatentTrait(n_components=1, max_iter=3, random_state=0, constant_features="pin")
+    made = lb.LatentTrait(n_components=1, max_iter=3, random_state=0)
     nats = made.fit(X).score_samples(X)
     assert nats.shape == (len(X),)
     found = lb.evaluate(made.fitted_, X)["log_likelihood"]
@@ -399,7 +399,10 @@ def test_draws_are_as_common_as_ones_are(X: np.ndarray) -> None:
         (lambda X: lb.ClippedPCA(random_state=-1).fit(X), "^random_state must be .*, but is -1"),
         (lambda X: lb.ClippedPCA(n_jobs=0).fit(X), "^n_jobs is 0"),
         (lambda X: lb.ClippedPCA(estimator="x").fit(X), "^estimator must be one of .*, but is 'x'"),
-        (lambda X: lb.ClippedPCA().fit(X * 0), 'by constant_features="keep"'),
+        (
+            lambda X: lb.LatentTrait(constant_features="refuse").fit(X * [0, *[1] * 7]),
+            "constant: 'x0'.*by constant_features=\"keep\"",
+        ),
         (
             lambda X: lb.ClippedPCA().fit(X + 0.5),
             r"^row 1 .*column 'x0': the value is .* Use binarize=T",
@@ -454,7 +457,7 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize(
     ("name", "settings", "least"),
     [
-        ("ClippedPCA", {"constant_features": "keep"}, 0.8),
+        ("ClippedPCA", {}, 0.8),
         ("BernoulliMixture", {"starts": 1}, 0.75),
         ("RestrictedBoltzmannMachine", {"max_iter": 10}, 0.65),
     ],
@@ -481,6 +484,28 @@ def test_a_warning_is_not_repeated_for_every_fold(X: np.ndarray) -> None:
     for _ in range(2):  # fits of one's own always warn
         with pytest.warns(UserWarning, match="pairs with an empty cell"):
             estimator.fit(twice)
+
+
+@pytest.mark.parametrize("name", ["ClippedPCA", "LatentTrait"])
+def test_pixels_that_are_constant_in_a_fold_are_kept(
+    digits: tuple[np.ndarray, np.ndarray], name: str
+) -> None:
+    X, y = digits[0][:600], digits[1][:600]
+    made = getattr(lb, name)(1, binarize=7, **({"nodes": 15} if name == "LatentTrait" else {}))
+    pipe = make_pipeline(made, LogisticRegression())
+    with pytest.warns(UserWarning, match="constant features, kept with") as warned:
+        scores = cross_val_score(pipe, X, y, cv=3)
+    assert (scores > 0.15).all()
+    assert sum("constant features" in str(warning.message) for warning in warned) == 1
+    made.fit(X)
+    is_constant = np.ptp(X > 7, axis=0) == 0
+    np.testing.assert_array_equal(made.components_[0] == 0, is_constant)
+    drawn = made.sample(50)[:, is_constant]
+    np.testing.assert_array_equal(drawn, (X > 7)[:50, is_constant])
+
+
+def test_a_short_name_is_the_same_estimator() -> None:
+    assert lb.RBM is lb.RestrictedBoltzmannMachine
 
 
 def test_components_are_chosen_by_rows_held_out(digits: tuple[np.ndarray, np.ndarray]) -> None:

@@ -367,7 +367,7 @@ class LatentTrait(Model):
         `yes` gives all items the same weight; requires one component and quadrature or sampling.
         Continuous items have weights of their own.
     constant_features
-        `refuse` constant features, or `pin` them to weights of 0 and the offset of their margin.
+        `refuse` them, or `keep` them with weights of 0 and the offset of their margin.
     acceleration
         `squarem` or `none`. With `none`, large fits do not start on a sample of their rows either.
     rotation
@@ -456,7 +456,7 @@ class LatentTrait(Model):
     nodes: int | None = setting(None, minimum=2)
     prior_precision: float = setting(0.0, minimum=0)
     equal_slopes: Literal["no", "yes"] = "no"
-    constant_features: Literal["refuse", "pin"] = "refuse"
+    constant_features: Literal["refuse", "keep"] = "refuse"
     acceleration: Literal["squarem", "none"] = "squarem"
     rotation: Literal["principal", "varimax", "oblimin", "promax"] = "principal"
     errors: Literal["louis", "sandwich", "crossproduct", "none"] = "louis"
@@ -829,8 +829,8 @@ class LatentTrait(Model):
         constant = np.flatnonzero(is_constant)
         if constant.size and self.constant_features == "refuse":
             raise FitError(
-                f"These features are constant: {{features}}. {LEAVE_OUT}, or use "
-                "{constant_features=pin}.",
+                f"These features are constant: {{features}}. {LEAVE_OUT}, or keep them with "
+                "weights of zero by {constant_features=keep}.",
                 self._name_items(constant),
                 parameter="constant_features",
             )
@@ -874,7 +874,7 @@ class LatentTrait(Model):
         }
         warnings: list[FitWarning] = []
         if constant.size:
-            text = "constant features, pinned at their margins: {features}"
+            text = "constant features, kept with weights of zero: {features}"
             warnings.append(FitWarning(text, tuple(constant.tolist())))
         if not self._is_binary:  # known levels need no row
             estimated = [

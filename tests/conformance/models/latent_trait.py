@@ -22,7 +22,7 @@ FACTS = Facts(
     plain={"estimator": "variational", "tol": 1e-7},
     leveled={"estimator": "auto", "nodes": 15, "tol": 1e-5},
     flexible={"nodes": 41},  # with 15, samples of steep items have other shares
-    tolerant={"constant_features": "pin"},
+    tolerant={"constant_features": "keep"},
     finite={"prior_precision": 1.0},
     variants=(
         {"estimator": "auto", "nodes": 9, "tol": 1e-5},

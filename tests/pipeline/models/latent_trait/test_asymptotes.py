@@ -253,7 +253,7 @@ def test_known_items_have_no_asymptotes() -> None:
 def test_constant_features_have_no_asymptotes() -> None:
     X = np.column_stack([simulate(400).X, np.ones(400, np.uint8)])
     settings = {"slope_prior": "lognormal(0.5,0.5)", "guessing_prior": "none", "tol": 1e-6}
-    state = fit(DenseData(X), constant_features="pin", **settings)
+    state = fit(DenseData(X), constant_features="keep", **settings)
     assert state.params.guessing[-1] == 0
     assert np.isfinite(state.history).all()
     assert not any(5 in w.features for w in state.warnings if "guessing" in w.text)

@@ -108,7 +108,7 @@ def test_the_objective_is_exact_for_narrow_posteriors(q: int, has_missing: bool)
     p = expit(rng.standard_normal((200, q)) @ weights.T + offsets)
     X = (rng.random(p.shape) < p).astype(np.uint8)
     observed = (rng.random(p.shape) < 0.9).astype(np.uint8) if has_missing else None
-    settings: dict[str, Any] = {"constant_features": "pin", "errors": "none"}
+    settings: dict[str, Any] = {"constant_features": "keep", "errors": "none"}
     state = fitted(X, observed, n_components=q, **settings)
     is_centred = has_missing and q == 2  # one trait has enough equally spaced nodes
     assert ("nodes_are_centred" in state.diagnostics) == is_centred
@@ -435,7 +435,7 @@ def test_constant_features_are_refused_or_pinned() -> None:
     X[:, 3] = 1
     with pytest.raises(FitError, match="features are constant: 3"):
         fitted(X)
-    state = fitted(X, constant_features="pin", estimator="quadrature")
+    state = fitted(X, constant_features="keep", estimator="quadrature")
     assert (state.params.weights[3] == 0).all()
     assert expit(state.params.offsets[3]) == pytest.approx(500.5 / 501)
 

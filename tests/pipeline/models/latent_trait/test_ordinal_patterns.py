@@ -307,12 +307,12 @@ def test_zeros_instead_of_a_rotation_agree_with_mirt() -> None:
 def test_a_pinned_item_counts_as_one_without_loadings() -> None:
     levels = simulate()
     levels[:, 0] = 1
-    state = fit(levels, SIMPLE, constant_features="pin")
+    state = fit(levels, SIMPLE, constant_features="keep")
     assert not state.params.weights[0].any()
     # 5 slopes, 12 offsets of the other items, and a correlation
     assert state.diagnostics["fit_statistics"]["n_parameters"] == 18
     with pytest.raises(FitError, match="only i2 and i3 load on the trait 'A'"):
-        fit(levels, SIMPLE, constant_features="pin", correlations="none")
+        fit(levels, SIMPLE, constant_features="keep", correlations="none")
 
 
 def test_a_warm_start_stays_at_the_maximum() -> None:

@@ -292,10 +292,10 @@ def test_identified_patterns_are_accepted(entries: Entries, correlations: str) -
 def test_a_pinned_item_counts_as_one_without_loadings() -> None:
     data = simulate()
     data.X[:, 0] = 0
-    state = fit(data, SIMPLE, constant_features="pin")
+    state = fit(data, SIMPLE, constant_features="keep")
     assert not state.params.weights[0].any()
     with pytest.raises(FitError, match="only i2 and i3 load on the trait 'A'"):
-        fit(data, SIMPLE, constant_features="pin", correlations="none")
+        fit(data, SIMPLE, constant_features="keep", correlations="none")
 
 
 def test_tables_are_checked() -> None:

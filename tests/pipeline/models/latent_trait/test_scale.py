@@ -205,7 +205,7 @@ def test_posteriors_far_narrower_than_nodes_are_integrated_after_few_stages() ->
     X = (logits + rng.logistic(size=(n, p)) > 0).astype(np.uint8)
     observed = (rng.random((n, p)) < 0.9).astype(np.uint8)
     data = DenseData(X & observed, observed)
-    model = LatentTrait(n_components=1, prior_precision=1.0, constant_features="pin")
+    model = LatentTrait(n_components=1, prior_precision=1.0, constant_features="keep")
     state = fit_model(model, make_memory_rows(data), SerialExecutor())
     assert state.iteration < 60
     grid = np.linspace(-6, 6, 6001)[:, None]

@@ -94,7 +94,7 @@ def test_errors_of_many_equal_slopes_are_those_of_the_full_information(
 ) -> None:
     X, *_ = drawn(60, 1, 300)
     settings: dict[str, Any] = {"n_components": 1, "equal_slopes": "yes"}
-    settings |= {"constant_features": "pin"}
+    settings |= {"constant_features": "keep"}
     full = fitted(X, **settings).params
     limit_parameters(monkeypatch, 50)
     wide = fitted(X, **settings).params
@@ -204,7 +204,7 @@ def test_intervals_of_6000_items_cover() -> None:
         p = expit(np.outer(rng.standard_normal(300), slopes) + offsets)
         X = (rng.random(p.shape) < p).astype(np.uint8)
         observed = (rng.random(p.shape) < 0.7).astype(np.uint8)
-        found = fitted(X, observed, n_components=1, constant_features="pin").params
+        found = fitted(X, observed, n_components=1, constant_features="keep").params
         weights = np.abs(found.weights[:, 0])
         off = [(weights - slopes) / found.weights_error[:, 0]]
         off += [(found.offsets - offsets) / found.offsets_error]
