@@ -498,10 +498,11 @@ def test_pixels_that_are_constant_in_a_fold_are_kept(
     assert (scores > 0.15).all()
     assert sum("constant features" in str(warning.message) for warning in warned) == 1
     made.fit(X)
-    is_constant = np.ptp(X > 7, axis=0) == 0
+    bits = X > 7
+    is_constant = (bits == bits[0]).all(axis=0)
     np.testing.assert_array_equal(made.components_[0] == 0, is_constant)
-    drawn = made.sample(50)[:, is_constant]
-    np.testing.assert_array_equal(drawn, (X > 7)[:50, is_constant])
+    differs = made.sample(200)[:, is_constant] != bits[0, is_constant]
+    assert differs.mean() < 0.01  # the prior of a margin leaves a little to the other value
 
 
 def test_a_short_name_is_the_same_estimator() -> None:
