@@ -20,6 +20,7 @@ COMMANDS = {
     },
     "Models": {
         "fit": "Fit a latent-variable model to a dataset.",
+        "compare": "Compare fits by AIC, BIC and likelihood-ratio tests.",
         "evaluate": "Compare fitted models on a dataset.",
         "transform": "Compute the latent codes of every row.",
         "query": "Compute probabilities of features given others.",

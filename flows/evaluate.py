@@ -46,15 +46,18 @@ as a baseline by its 5 nearest neighbours in the data.
 each item, it compares one-trait models with separate and with shared slope and offset.
 `--dif-purify` repeats these tests without the anchors that were found to be biased.
 
-`--likelihood-ratio` tests nested latent-trait fits to the same rows, such as equal against free
-slopes, or one trait against two: if the smaller model holds, twice the gain in log-likelihood
-follows a χ² distribution.
+`--likelihood-ratio` tests nested fits to the same rows, such as equal against free slopes, or one
+trait against two: if the smaller model holds, twice the gain in log-likelihood follows a χ²
+distribution. `flows.compare` does so without a dataset, with AIC and BIC.
 
 `--outcomes age,party` compares columns between the classes of a mixture: means of numbers and
 shares of texts, corrected for rows that are assigned to a wrong class.
 
 `--folds 5` cross-validates: each model is refitted, with the settings of its artifact, without each
 fold in turn, and evaluated on that fold.
+
+With `--dif`, `--outcomes` or `--likelihood-ratio`, only these tables are made. `--all` compares the
+models too. `--tables FOLDER` writes all tables as .csv files.
 """
 EXAMPLES = f"""Examples:
 

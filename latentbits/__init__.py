@@ -4,7 +4,7 @@
 a dataset; `from_numpy` and `from_dataframe` make one with segments, splits and other columns. Every
 model is also a scikit-learn estimator, such as `ClippedPCA` and `LatentTrait`; see
 `latentbits.estimators`. `load` loads a fit. `query` computes probabilities of features, given
-others. `Scorer` computes the codes of single rows for a service.
+others. `compare` compares fits. `Scorer` computes the codes of single rows for a service.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         TreeMixture,
     )
     from latentbits.fitted import Fitted, load
-    from latentbits.functions import evaluate, fit, link_items, query, transform
+    from latentbits.functions import compare, evaluate, fit, link_items, query, transform
     from latentbits.scorer import Scorer, contrast
     from storage import load_artifact, open_codes
 
@@ -60,6 +60,7 @@ __all__ = [
     "Scorer",
     "Stack",
     "TreeMixture",
+    "compare",
     "contrast",
     "evaluate",
     "fit",
@@ -76,7 +77,7 @@ __all__ = [
 
 _MODULES = {
     **dict.fromkeys(("load_artifact", "open_codes"), "storage"),
-    **dict.fromkeys(("evaluate", "fit", "transform"), "latentbits.functions"),
+    **dict.fromkeys(("compare", "evaluate", "fit", "transform"), "latentbits.functions"),
     **dict.fromkeys(("from_dataframe", "from_numpy", "open_dataset"), "latentbits.data"),
     **dict.fromkeys(("Fitted", "load"), "latentbits.fitted"),
     "contrast": "latentbits.scorer",

@@ -380,8 +380,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         return float(self._count_parameters() * np.log(len(nats)) - 2 * nats.sum())
 
     def _count_parameters(self) -> int:
-        model: Any = self.fitted_.model
-        return int(model.count_mixture_parameters(self.fitted_.params))
+        return int(self.fitted_.statistics["n_parameters"])
 
     @available_if(_has_capability(CanSample))
     def sample(self, n_samples: int = 1) -> NDArray[np.uint8]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from latentbits.data import make_dataset, write_dataset
 from pipeline.data.datasets import IN_MEMORY, MemoryDataset, StoredArtifact
-from pipeline.data.display import DisplayItems, ResultDisplayMixin
+from pipeline.data.display import DisplayItems, ResultDisplayMixin, shorten
 from pipeline.data.features import (
     Feature,
     read_dataset_features,
@@ -28,6 +28,7 @@ from pipeline.errors import FitError, format_suggestion, spell_in_python, spell_
 from pipeline.inference.edges import find_tree_edges, make_edge_columns
 from pipeline.inference.from_artifact import LoadedModel, model_from_artifact
 from pipeline.models.base import Model
+from pipeline.models.settings import get_settings
 from pipeline.params import get_named_arrays
 from storage.stores.local_path import check_local_path
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from storage.stores.locations import AnyPath
 
 _FRAME_HEIGHT = 800  # pixels
+_MAX_ITEMS = 38  # lines of a fitted model
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,16 @@ class Plots:
 
     def __dir__(self) -> list[str]:
         return [*_name_figures(build_report(self._fitted))]
+
+    def __repr__(self) -> str:
+        try:
+            names = _name_figures(build_report(self._fitted))
+        except ValueError as error:  # no representation may fail
+            return f"Plots\n  {error}"
+        width = max(map(len, names), default=0)
+        lines = (f"  {name + '()':<{width + 2}}  {figure.title}" for name, figure in names.items())
+        rows = "NAME(data) also draws figures of other rows than those of the fit"
+        return "\n".join(("Plots", *lines, f"  {rows}"))
 
 
 def build_report(fitted: LoadedModel[Artifact], data: Any = None, **options: Any) -> Report:
@@ -385,7 +397,21 @@ class Fitted(ResultDisplayMixin):
         return f"<ul>{items}</ul>{super()._repr_html_()}"
 
     def _iter_display_items(self) -> DisplayItems:
-        yield "model", repr(self.model)
+        items = [(name, shorten(value)) for name, value in self._iter_all_items()]
+        n_more = len(items) - _MAX_ITEMS
+        yield from items if n_more <= 0 else items[: _MAX_ITEMS - 1]
+        if n_more > 0:
+            yield "…", f"{n_more + 1:,} more; see params, statistics and warnings"
+
+    def _iter_all_items(self) -> DisplayItems:
+        """Yield what equal fits have in common, whether they were loaded or not."""
+        kind = type(self.model)
+        settings = ", ".join(
+            f"{name}={value!r}"
+            for name, value in get_settings(self.model).items()
+            if name == "n_components" or value != getattr(kind, name, None)
+        )
+        yield "model", f"{kind.__name__}({settings})"
         yield "features", f"{len(self.feature_names):,}"
         yield "segments", f"{len(self.segment_names):,}"
         if len(self.history) > 1 or not self.converged:  # fits by a single pass do not converge
@@ -394,11 +420,11 @@ class Fitted(ResultDisplayMixin):
             yield self.objective_is, f"{self.objective:.6g} nats per row"
         for name, value in self.statistics.items():
             yield name, f"{value:,.6g}" if isinstance(value, float) else str(value)
+        yield from (("warning", text) for text in self.warnings)
         for name, (dims, values) in get_named_arrays(self.params).items():
             if values.size and values.ndim:
                 axes = zip(dims, values.shape, strict=True)
                 yield name, " × ".join(f"{dim} {size:,}" for dim, size in axes)
-        yield from (("warning", text) for text in self.warnings)
 
 
 def load(path: str | AnyPath) -> Fitted:
@@ -461,6 +487,20 @@ class Edges(ResultDisplayMixin, dict[str, Any]):
 
 class Evaluation(ResultDisplayMixin, dict[str, Any]):
     """Results of `evaluate`, by name."""
+
+    @property
+    def tables(self) -> dict[str, dict[str, list[Any]]]:
+        """Tables by name, as columns for a data frame: `models`, `dif`, `outcomes`, `calibration`.
+
+        Those that were not asked for are left out. `models` has one line with the scores that are
+        numbers, `dif` a line per item, `outcomes` per class and level, and `calibration` per bin of
+        the shares of ones that the model implies.
+        """
+        from flows.evaluating.result_tables import make_result_tables  # needed here only
+
+        outcomes = [{"name": "fit", "outcomes": self.get("outcomes", [])}]
+        models = [{"name": "fit", **self}] if {"kind", "pairs"} & {*self} else []
+        return make_result_tables({**self, "models": models, "outcomes": outcomes})
 
     def _iter_display_items(self) -> DisplayItems:
         for name, value in self.items():

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from warnings import warn
 
 import numpy as np
@@ -28,13 +28,14 @@ from pipeline.data.batches import list_columns, read_columns, translate_read_err
 from pipeline.data.blocks import RowSource
 from pipeline.data.column_measures import check_row_columns
 from pipeline.data.datasets import Dataset, MemoryDataset, get_row_columns, make_row_source
-from pipeline.data.display import DisplayItems, ResultDisplayMixin
+from pipeline.data.display import DisplayItems, ResultDisplayMixin, shorten
 from pipeline.data.features import (
     are_binary,
     count_planes,
     list_features,
     list_features_to_reconstruct,
     list_plane_names,
+    select_with_levels,
 )
 from pipeline.data.matching import (
     check_same_features,
@@ -49,6 +50,11 @@ from pipeline.data.plane_views import adapt_to_manifest, view_as_fitted
 from pipeline.data.tables import list_names, wrap_frame
 from pipeline.data.weights import WeightKind
 from pipeline.errors import FitError
+from pipeline.evaluation.calibration import (
+    choose_compared_planes,
+    count_observed_pairs,
+    describe_calibration,
+)
 from pipeline.evaluation.class_outcomes import (
     check_are_no_covariates,
     check_is_mixture,
@@ -65,6 +71,7 @@ from pipeline.evaluation.evaluate import (
 )
 from pipeline.evaluation.held_out_values import describe_held_out_values
 from pipeline.evaluation.linking import ItemLink, compute_link
+from pipeline.evaluation.model_comparison import STATISTICS, compare_fits
 from pipeline.evaluation.neighbourhoods import (
     MAX_QUERY_ROWS,
     MAX_REFERENCE_ROWS,
@@ -77,6 +84,7 @@ from pipeline.evaluation.prediction import find_target_labels
 from pipeline.evaluation.records import describe_outcome, describe_provenance
 from pipeline.executors.base import Executor, choose_executor
 from pipeline.executors.progress import Progress, ignore_progress
+from pipeline.fitting.fit_statistics import add_fit_statistics
 from pipeline.fitting.linkage import collect_linkage
 from pipeline.fitting.loop import (
     collect_first_statistics,
@@ -96,6 +104,7 @@ from pipeline.inference.transform import (
     transform_rows,
 )
 from pipeline.models.base import Model
+from pipeline.models.capabilities import FitRecord, check_can_sample
 from pipeline.models.known_items import KnownItems, get_fitted_items, parse_known_items
 from pipeline.models.latent_trait.params import ItemKind
 from pipeline.models.state import FitState
@@ -294,8 +303,14 @@ def run_fit(
         first = collect_first_statistics(model, rows, executor, seed, show)
         state = start_fit(model, first, rows, executor, seed, progress=show)
         state = fit_model(model, rows, executor, seed, state=state, progress=show)
+        state = add_fit_statistics(model, state, rows, executor, seed, show)
         state = orient_fit(model, state, rows, executor, seed, fit.poles, fit.features)
-    return _make_fitted(fit, state, first.n_rows)
+    fitted = _make_fitted(fit, state, first.n_rows)
+    if fit.dataset is dataset:
+        return fitted
+    # Groups and chosen features do not change which rows these are; on disk, the digest is this.
+    described = {**fitted.manifest["dataset"], "digest": dataset.describe()["digest"]}
+    return replace(fitted, manifest={**fitted.manifest, "dataset": described})
 
 
 def _make_fitted(fit: PreparedFit[Any], state: FitState, n_samples: int) -> Fitted:
@@ -514,14 +529,19 @@ def evaluate(
     split: str | None = None,
     label: str | None = None,
     fitted_split: str | None = None,
+    dif: str | None = None,
+    dif_test: Literal["mantel-haenszel", "likelihood-ratio"] = "mantel-haenszel",
+    dif_purify: bool = False,
     outcomes: Sequence[str] = (),
     correction: Correction = "bch",
+    calibration: bool = False,
+    scores: bool | None = None,
     seed: int = 0,
     n_jobs: int = -1,
     executor: Executor | str | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Evaluate how well a fitted model describes rows; `flows.evaluate` compares several models.
+    """Evaluate how well a fitted model describes rows; `compare` compares several models.
 
     Parameters
     ----------
@@ -534,11 +554,24 @@ def evaluate(
         Per-row column, or `segment`, to predict from each row's nearest neighbours in code space.
     fitted_split
         Split that the model was fitted to, whose rows are the neighbours; None takes all rows.
+    dif
+        Per-row column with groups: test which items favour a group.
+    dif_test
+        By sum scores, for two groups, or by a fit per item.
+    dif_purify
+        With `dif_test="likelihood-ratio"`, repeat the tests without anchors that were found to be
+        biased.
     outcomes
         Per-row columns to compare between the classes of a mixture: means of numbers, and shares of
         texts.
     correction
         How to allow for rows that are assigned to a wrong class: "bch", "ml" or "none".
+    calibration
+        Whether to compare shares of ones, and of joint ones, with those in rows drawn from the
+        model.
+    scores
+        Whether to measure likelihoods, reconstructions and neighbours; None does so unless `dif` or
+        `outcomes` are given without a label.
     seed, n_jobs, executor, progress
         As for `fit`.
 
@@ -552,9 +585,11 @@ def evaluate(
         with `rmse`; `held_out`, the same for continuous values predicted from the other values of
         their row, with the share that is `inside_90` % intervals, and for other features the share
         of `wrong_values` and the mean `nll_per_value`; `prediction` of labels. Unless
-        all codes are equal: `neighbourhoods` and, with a label, `neighbour_labels`. With outcomes:
-        `classification`, P(assigned class | class), and `outcomes` with the estimates and standard
-        errors of each class and a Wald test that all are equal.
+        all codes are equal: `neighbourhoods` and, with a label, `neighbour_labels`. With `dif`:
+        `item_bias`. With outcomes: `classification`, P(assigned class | class), and `outcomes` with
+        the estimates and standard errors of each class and a Wald test that all are equal. With
+        `calibration`: `marginals` and `pairs`. `tables` has the columns of tables, such as
+        `pandas.DataFrame(evaluation.tables["dif"])`.
 
     Raises
     ------
@@ -566,20 +601,87 @@ def evaluate(
     if label is not None:
         check_has_levels(dataset, "label")
         dataset = adapt_to_fit(dataset, fitted, fitted_split)
+    if scores is None:
+        scores = label is not None or not (dif or outcomes)
     with _translate_errors(dataset), show_progress(progress) as show:
         labels = find_target_labels(fitted.model, fitted.params, fitted.labels, dataset)
         subject = replace(_make_subject(fitted, dataset), labels=labels)
-        rows = make_row_source(dataset, split, columns=labels.columns if labels else ())
         run = (executor, seed, show)
-        vote = None if label is None else _draw_vote_rows(dataset, split, fitted_split, label, *run)
-        drawn = draw_dataset_rows(rows, MAX_QUERY_ROWS, *run)
-        codes = describe_code_quality(subject, subject, drawn, vote, *run)
-        codes |= describe_held_out_values(subject, drawn, *run)
-        description = evaluate_rows(subject, rows, *run)
         found: dict[str, Any] = {}
+        if dif is not None:
+            groups = (dif, dif_test, dif_purify)
+            found["item_bias"] = _test_item_bias(fitted, dataset, split, groups, *run)
         if outcomes:
-            found = _relate_classes(fitted, subject, dataset, split, outcomes, correction, *run)
-    return Evaluation({**description, **codes, **found})
+            found |= _relate_classes(fitted, subject, dataset, split, outcomes, correction, *run)
+        if scores:
+            vote = None
+            if label is not None:
+                vote = _draw_vote_rows(dataset, split, fitted_split, label, *run)
+            found = {**_score_rows(subject, dataset, split, vote, *run), **found}
+        if calibration:
+            found |= _describe_calibration(subject, dataset, split, *run)
+    return Evaluation(found)
+
+
+def _score_rows(
+    subject: EvaluatedModel,
+    dataset: Dataset,
+    split: str | None,
+    vote: NeighbourVote | None,
+    *run: Any,
+) -> dict[str, Any]:
+    """Measure likelihoods, reconstructions and neighbours."""
+    columns = subject.labels.columns if subject.labels else ()
+    rows = make_row_source(dataset, split, columns=columns)
+    drawn = draw_dataset_rows(rows, MAX_QUERY_ROWS, *run)
+    codes = describe_code_quality(subject, subject, drawn, vote, *run)
+    codes |= describe_held_out_values(subject, drawn, *run)
+    return {**evaluate_rows(subject, rows, *run), **codes}
+
+
+def _describe_calibration(
+    subject: EvaluatedModel,
+    dataset: Dataset,
+    split: str | None,
+    executor: Executor,
+    seed: int,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Compare shares of ones in the data and in rows drawn from the model."""
+    check_can_sample(subject.model)
+    rows = make_row_source(dataset, split)
+    planes, features = choose_compared_planes(select_with_levels(list_features(dataset)), seed)
+    observed = count_observed_pairs(rows, planes, executor, progress)
+    segment_rows = np.zeros(len(dataset.segment_names), np.int64)
+    for _, segments in dataset.iter_segments(split):
+        segment_rows += np.bincount(segments, minlength=len(segment_rows))
+    names = list_plane_names(dataset)
+    return describe_calibration(
+        subject, segment_rows, observed, planes, features, names, executor, seed
+    )
+
+
+def _test_item_bias(
+    fitted: Fitted,
+    dataset: Dataset,
+    split: str | None,
+    groups: tuple[str, str, bool],
+    executor: Executor,
+    seed: int,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Test which items favour a group; `groups` are their column, the test and purification."""
+    from flows.evaluating import dif
+
+    manifests = {"The fit": fitted.manifest}
+    dif.check_has_no_weights(manifests)
+    if groups[1] == "likelihood-ratio":
+        dif.check_has_no_asymptotes(manifests)
+    found = dif.find_dif_groups(dataset, split, *groups)
+    assert found is not None
+    rows, features = make_row_source(dataset, split, columns=groups[:1]), list_features(dataset)
+    arguments = (found, rows, select_with_levels(features), seed, executor, progress)
+    return dif.compute_item_bias(*arguments, dif.find_slopes(fitted.model, fitted.params, features))
 
 
 def _relate_classes(
@@ -869,3 +971,68 @@ def link_items(
         for fitted, source in ((own, "The new fit"), (find_fitted(old), "the old fit"))
     ]
     return LinkedItems(own.feature_names, compute_link(*items))
+
+
+class Comparison(ResultDisplayMixin, dict[str, list[Any]]):
+    """Results of `compare`: columns of a table with one line per fit, for a data frame."""
+
+    def _iter_display_items(self) -> DisplayItems:
+        for k, name in enumerate(self["fit"]):
+            line = {column: values[k] for column, values in self.items()}
+            texts = [line["model"]]
+            for column in (*STATISTICS, "chi2", "df", "p"):
+                if (value := line[column]) is not None:
+                    number = f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
+                    texts.append(f"{column} {f'{value:.4f}' if column == 'p' else number}")
+            if line["against"] is not None:
+                texts.append(f"against {line['against']}")
+            elif line["no_test"]:
+                texts.append(f"no test against {line['no_test']}")
+            yield name, shorten(", ".join(texts))
+
+
+def compare(
+    fits: Sequence[Fitted | FittedEstimator | str | AnyPath]
+    | Mapping[str, Fitted | FittedEstimator | str | AnyPath],
+) -> Comparison:
+    """Compare fits to the same rows: log-likelihood, AIC, BIC and likelihood-ratio tests.
+
+    Each fit is tested against the largest smaller one of which it is a generalization.
+
+    Parameters
+    ----------
+    fits
+        Two or more fits: results of `fit`, fitted estimators, or paths. The keys of a dictionary
+        name them; others are named by their paths, or `fit 1`, `fit 2`, …
+
+    Returns
+    -------
+    Comparison
+        Columns of a table, also for a data frame: one line per fit, those with fewer parameters
+        first, with `fit`, `model`, `n_rows`, `log_likelihood` (without terms of a prior),
+        `n_parameters`, `aic`, `bic`, `adjusted_bic`, `entropy_r2` of classes, whether the fit has
+        `converged`, and whether `aic` and `bic` can be compared with those of the first line
+        (`is_comparable`). `against` names the fit of the test, with `chi2`, `df` and `p`; `no_test`
+        is the reason why there is none.
+
+    Raises
+    ------
+    FitError
+        If there are fewer than two fits.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> pd.DataFrame(compare(["runs/one", "runs/two"]))  # doctest: +SKIP
+    """
+    if isinstance(fits, Mapping):
+        named = dict(fits)
+    else:
+        named = {
+            f"fit {k}" if hasattr(own, "fitted_") or isinstance(own, Fitted) else str(own): own
+            for k, own in enumerate(fits, start=1)
+        }
+    found = {name: find_fitted(own) for name, own in named.items()}
+    records = {name: FitRecord(own.model, own.params, own.manifest) for name, own in found.items()}
+    lines = compare_fits(records)
+    return Comparison({name: [line[name] for line in lines] for name in lines[0]})

@@ -109,6 +109,30 @@ def list_starts(diagnostics: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [("starts", f"{n_at_best} of {n_starts} that were not stopped early reached the best")]
 
 
+def list_likelihood(statistics: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the lines about likelihood, information criteria and entropy.
+
+    Empty if the likelihood of the fit is not exact; see `pipeline.statistics.information_criteria`.
+    """
+    if "log_likelihood" not in statistics:
+        return []
+    rows = [("log-likelihood", f"{statistics['log_likelihood']:z,.2f}".replace("-", "−"))]
+    if "log_prior" in statistics:
+        rows.append(("log prior", f"{statistics['log_prior']:z,.2f}".replace("-", "−")))
+    rows.append(("parameters", f"{statistics['n_parameters']:,}"))
+    if "aic" in statistics:
+        rows.append(("AIC, BIC", _join_numbers(statistics, ("aic", "bic"), ",.1f")))
+        rows.append(("adjusted BIC", f"{statistics['adjusted_bic']:,.1f}"))
+    if "entropy_r2" in statistics:
+        values = _join_numbers(statistics, ("entropy_r2", "relative_entropy"), ".3f")
+        rows.append(("entropy R², relative entropy", values))
+    return rows
+
+
+def _join_numbers(values: Mapping[str, Any], names: Sequence[str], form: str) -> str:
+    return ", ".join(f"{values[name]:{form}}".replace("-", "−") for name in names)
+
+
 def _format_weights(weights: Mapping[str, Any]) -> str:
     """Describe the weights of rows, given their record in a manifest."""
     column, total = weights["column"], weights["total"]
@@ -198,6 +222,7 @@ def _make_fit_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if summary["objective"]:
         measure = summary["diagnostics"].get("objective_is", "objective")
         rows.append((measure, f"{summary['objective']:.6f} nats per row"))
+    rows += list_likelihood(summary["diagnostics"].get("fit_statistics", {}))
     for name in find_model_class(summary["model"]).summary_diagnostics:
         if name in summary["diagnostics"]:
             rows.append((name.replace("_", " "), f"{summary['diagnostics'][name]:,.5g}"))

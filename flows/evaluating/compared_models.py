@@ -7,9 +7,6 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-import scipy
-
 from flows.data.datasets import (
     LoadedModel,
     adapt_to_fit,
@@ -25,9 +22,13 @@ from pipeline.data.plane_views import view_as_fitted
 from pipeline.data.row_columns import RowColumns
 from pipeline.errors import FitError
 from pipeline.evaluation.evaluate import EvaluatedModel, match_segments
+from pipeline.evaluation.model_comparison import (
+    compute_likelihood_ratio,
+    count_parameters,
+    explain_no_test,
+)
 from pipeline.evaluation.prediction import TargetLabels, find_target_labels
-from pipeline.models.capabilities import CanPredict
-from pipeline.models.known_items import find_known_values
+from pipeline.models.capabilities import CanPredict, FitRecord
 from pipeline.statistics.labels import SEGMENT
 from storage.dataset.dataset import BinaryDataset
 from storage.stores.locations import parse_path
@@ -179,119 +180,27 @@ def _find_labels(fitted: LoadedModel, dataset: BinaryDataset) -> TargetLabels | 
     return find_target_labels(fitted.model, fitted.params, names, dataset)
 
 
-_SHOWN_SETTINGS = (
-    *("estimator", "equal_slopes", "prior_precision", "constant_features"),
-    *("guessing", "slipping", "slope_prior", "offset_prior"),
-)
-_DEFAULT_VALUES = (None, "auto", "no", 0.0, "refuse", "none")
-_MAX_DECREASE = 0.01  # nats by which the larger model may lie below the smaller one
-
-
 def run_likelihood_ratio_tests(models: Sequence[ComparedModel]) -> list[dict[str, Any]]:
     """Test each fit against the next larger one.
 
-    Raises `FitError` if a fit has no maximised likelihood, or two are of different rows or not
-    nested.
+    Raises `FitError` if there is no test of two fits; see `explain_no_test`.
     """
     if len(models) < 2:
         raise FitError("{likelihood_ratio} needs two or more artifacts. Repeat {artifact}.")
-    for model in models:
-        is_trait = model.manifest["model"] == "latent-trait"
-        if not is_trait or "fit_statistics" not in model.manifest["diagnostics"]:
-            raise FitError(
-                f"{model.name} is {_format_model(model)}, but only latent-trait fits by quadrature "
-                "maximise the likelihood. Leave out {likelihood_ratio}."
-            )
-        weights = model.manifest.get("row_weights")
-        if weights is not None and weights["kind"] == "sampling":
-            raise FitError(
-                f"{model.name} has sampling weights, with which likelihood-ratio tests are not "
-                "valid. Leave out {likelihood_ratio}."
-            )
-    ordered = sorted(models, key=lambda model: _get_fit_statistics(model)["n_parameters"])
-    return [_run_test(small, large) for small, large in pairwise(ordered)]
-
-
-def _run_test(small: ComparedModel, large: ComparedModel) -> dict[str, Any]:
-    _check_rows(small, large)
-    df = _get_fit_statistics(large)["n_parameters"] - _get_fit_statistics(small)["n_parameters"]
-    if df < 1 or not _is_nested(small, large):
-        raise FitError(
-            f"{small.name}, {large.name}: {_format_model(small)} and {_format_model(large)} are "
-            "not nested. Compare their BIC, or held-out rows."
-        )
-    gain = (
-        _get_fit_statistics(large)["log_likelihood"] - _get_fit_statistics(small)["log_likelihood"]
-    )
-    if gain < -_MAX_DECREASE:
-        raise FitError(
-            f"{large.name}: the likelihood is {-gain:.2f} nats lower than of its special case "
-            f"{small.name}, so the fit is not at its maximum. Fit it again with another {{seed}}."
-        )
-    chi2 = max(2 * gain, 0.0)
-    p = float(scipy.special.chdtrc(df, chi2))
-    return {"smaller": small.name, "larger": large.name, "chi2": chi2, "df": df, "p": p}
-
-
-def _check_rows(small: ComparedModel, large: ComparedModel) -> None:
-    def identify_rows(model: ComparedModel) -> tuple[Any, ...]:
-        manifest = model.manifest
-        weights = manifest.get("row_weights")
-        rows = manifest["dataset"]["digest"], manifest["split"], manifest["n_samples"]
-        return *rows, None if weights is None else weights["digest"]
-
-    if identify_rows(small) != identify_rows(large):
-        raise FitError(
-            f"{small.name}, {large.name} were fitted to different rows (dataset, split or "
-            "weights). "
-            "Fit both to the same rows."
-        )
-
-
-def _is_nested(small: ComparedModel, large: ComparedModel) -> bool:
-    a, b = small.manifest["hyperparameters"], large.manifest["hyperparameters"]
-    has_same_settings = all(a[name] == b[name] for name in ("prior_precision", "constant_features"))
-    is_comparable = has_same_settings and not a["prior_precision"]
-    is_comparable &= _has_nested_items(small, large) and _has_nested_asymptotes(a, b)
-    return is_comparable and b["equal_slopes"] == "no" and small.n_components <= large.n_components
-
-
-def _has_nested_asymptotes(small: Mapping[str, Any], large: Mapping[str, Any]) -> bool:
-    """Return whether the smaller fit has no asymptotes that the larger one has not, nor priors."""
-    kinds = ("none", "common", "item")
-    for name in ("guessing", "slipping"):
-        a, b = (settings.get(name, "none") for settings in (small, large))
-        if kinds.index(a) > kinds.index(b) or (b != "none" and large[f"{name}_prior"] != "none"):
-            return False
-    priors = [
-        s.get(name, "none") for s in (small, large) for name in ("slope_prior", "offset_prior")
+    fits = [
+        (own.name, FitRecord(own.subject.model, own.subject.params, own.manifest)) for own in models
     ]
-    return set(priors) == {"none"}
+    ordered = sorted(fits, key=lambda fit: count_parameters(fit[1]))
+    return [_run_test(*small, *large) for small, large in pairwise(ordered)]
 
 
-def _has_nested_items(small: ComparedModel, large: ComparedModel) -> bool:
-    """Return whether the smaller fit knows all that the larger one knows about its items."""
-    a, b = (find_known_values(own.subject.model, own.subject.params) for own in (small, large))
-    if b is None:
-        return True
-    traits = [model.manifest["hyperparameters"]["traits"] for model in (small, large)]
-    if a is None or a.shape != b.shape:
-        return False
-    is_same = np.isclose(a, b, rtol=1e-12, atol=0) | np.isnan(b)
-    return bool(is_same.all()) and (traits[0] == traits[1] or traits[1] == "free")
-
-
-def _get_fit_statistics(model: ComparedModel) -> Mapping[str, Any]:
-    statistics: Mapping[str, Any] = model.manifest["diagnostics"]["fit_statistics"]
-    return statistics
-
-
-def _format_model(model: ComparedModel) -> str:
-    settings = model.manifest["hyperparameters"]
-    components = f"{model.n_components} component{'s' if model.n_components != 1 else ''}"
-    texts = (
-        f", {name}={settings[name]}"
-        for name in _SHOWN_SETTINGS
-        if settings.get(name) not in _DEFAULT_VALUES
-    )
-    return f"{model.manifest['model']} with {components}{''.join(texts)}"
+def _run_test(
+    small_name: str, small: FitRecord, large_name: str, large: FitRecord
+) -> dict[str, Any]:
+    if reason := explain_no_test(small, large):
+        raise FitError(
+            f"{small_name}, {large_name}: there is no likelihood-ratio test ({reason}). Leave out "
+            "{likelihood_ratio}, or name other fits."
+        )
+    test = compute_likelihood_ratio(small, large)
+    return {"smaller": small_name, "larger": large_name, **test}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.cli.options import DATA, Option, Switch
-from flows.evaluating.compared_models import ComparedModel
 from pipeline.data.blocks import RowSource
+from pipeline.data.datasets import Dataset
 from pipeline.data.features import Feature, are_binary
 from pipeline.errors import FitError
 from pipeline.evaluation.item_bias import (
@@ -24,13 +24,15 @@ from pipeline.evaluation.item_bias import (
     run_group_tests,
     run_purified_group_tests,
 )
+from pipeline.evaluation.prediction import name_labels
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
+from pipeline.models.base import Model
+from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.numerics.logistic.information import find_reversed_items
 from pipeline.passes.map_reduce import collect_statistics
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
-from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
 
 Array = NDArray[np.float64]
@@ -63,7 +65,7 @@ class DifGroups(NamedTuple):
 
 
 def find_dif_groups(
-    dataset: BinaryDataset, split: str | None, column: str | None, test: str, is_purified: bool
+    dataset: Dataset, split: str | None, column: str | None, test: str, is_purified: bool
 ) -> DifGroups | None:
     """Find the groups that a per-row column defines; the largest one is the reference.
 
@@ -80,7 +82,8 @@ def find_dif_groups(
     values = np.concatenate([part for _, part in dataset.iter_codes(column, split)])
     is_missing = values == -1 if column in dataset.levels else np.isnan(values)
     values, counts = np.unique(values[~is_missing], return_counts=True)
-    where = str(dataset.path) if split is None else f"the split {split!r} of {dataset.path}"
+    path = getattr(dataset, "path", "the data")
+    where = str(path) if split is None else f"the split {split!r} of {path}"
     start = f"{{dif}} is {column!r}, but"
     if (values != np.rint(values)).any():
         raise DataError(
@@ -98,7 +101,7 @@ def find_dif_groups(
     largest_first = np.argsort(-counts, kind="stable")
     values, counts = values[largest_first], counts[largest_first]
     values = values if column in dataset.levels else values.astype(np.int64)
-    names = tuple(str(text) for text in dataset.decode_texts(column, values))
+    names = name_labels(values, column, dataset)
     if (count := int(counts[-1])) < _MIN_GROUP_ROWS:
         rows = "1 row" if count == 1 else f"{count} rows"
         raise DataError(
@@ -108,26 +111,33 @@ def find_dif_groups(
     return DifGroups(column, test, is_purified, tuple(map(int, values)), names)
 
 
-def check_has_no_weights(models: Sequence[ComparedModel]) -> None:
-    """Refuse fits with weights: the tests would count every row once."""
-    for model in models:
-        if model.manifest.get("row_weights") is not None:
+def check_has_no_weights(manifests: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse fits with weights, by name: the tests would count every row once."""
+    for name, manifest in manifests.items():
+        if manifest.get("row_weights") is not None:
             raise FitError(
-                f"{model.name} was fitted to rows with weights, but {{dif}} counts every row once. "
+                f"{name} was fitted to rows with weights, but {{dif}} counts every row once. "
                 "Name a fit without weights."
             )
 
 
-def check_has_no_asymptotes(models: Sequence[ComparedModel]) -> None:
-    """Refuse fits with guessing or slipping: the fits of the tests have neither."""
-    for model in models:
-        settings = model.manifest["hyperparameters"]
-        if any(settings.get(name, "none") != "none" for name in ("guessing", "slipping")):
+def check_has_no_asymptotes(manifests: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse fits with guessing or slipping, by name: the fits of the tests have neither."""
+    for name, manifest in manifests.items():
+        settings = manifest["hyperparameters"]
+        if any(settings.get(kind, "none") != "none" for kind in ("guessing", "slipping")):
             raise FitError(
-                f"{model.name} has items with guessing or slipping, but "
+                f"{name} has items with guessing or slipping, but "
                 "{dif_test=likelihood-ratio} fits items without. Name another fit, or compare fits "
                 "with {group} and {free}."
             )
+
+
+def find_slopes(model: Model, params: Any, features: Sequence[Feature]) -> Array | None:
+    """Return the slopes of a fit of one trait for features with levels; None for other fits."""
+    if not isinstance(model, LatentTrait) or params.weights.shape[1] != 1:
+        return None
+    return np.asarray(params.weights[[bool(feature.levels) for feature in features], 0])
 
 
 def compute_item_bias(

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from flows.cli.errors import format_error
 from flows.cli.options import (
     DATA,
     MODEL,
+    OUTPUT,
     RUN,
     DatasetName,
     ExecutorOptions,
@@ -39,6 +41,7 @@ from flows.evaluating.dif import (
     check_has_no_weights,
     compute_item_bias,
     find_dif_groups,
+    find_slopes,
 )
 from flows.evaluating.folds import CrossValidationRows, ModelToRefit, check_folds, cross_validate
 from flows.evaluating.outcomes import (
@@ -48,6 +51,7 @@ from flows.evaluating.outcomes import (
     compare_outcomes,
     plan_outcomes,
 )
+from flows.evaluating.result_tables import make_result_tables
 from flows.fitting.provenance import TrainingRows
 from flows.running.executors import compute_row_memory, prepare_executor
 from flows.running.flow import StageRunner
@@ -63,18 +67,14 @@ from pipeline.data.features import (
     list_plane_names,
     select_with_levels,
 )
-from pipeline.data.level_probabilities import name_levels
 from pipeline.data.tables import BinaryTable
 from pipeline.errors import FitError
 from pipeline.evaluation.calibration import (
     MAX_COMPARED_FEATURES,
     N_SAMPLE_ROWS,
-    ShareComparison,
     choose_compared_planes,
-    compare_features,
-    compare_pairs,
-    count_implied_pairs,
     count_observed_pairs,
+    describe_calibration,
 )
 from pipeline.evaluation.evaluate import (
     LikelihoodMeasure,
@@ -104,7 +104,6 @@ from pipeline.fitting.loop import check_seed, fit_model, initialize_fit
 from pipeline.fitting.prepare import adapt_fitted_model
 from pipeline.models.base import Model
 from pipeline.models.capabilities import CanReconstruct, CanSample
-from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.state import FitState
 from pipeline.passes.map_reduce import collect_statistics
 from pipeline.statistics.counts import FeatureCounts, PairCounts
@@ -112,6 +111,8 @@ from pipeline.statistics.labels import list_columns_to_read
 from pipeline.statistics.measurements import MeasuredCounts
 from pipeline.statistics.sums import Sums
 from storage.dataset.dataset import BinaryDataset
+from storage.errors import DataError
+from storage.stores.local_path import check_local_path
 
 if TYPE_CHECKING:
     from pipeline.models.bernoulli_mixture.model import BernoulliMixture
@@ -164,7 +165,7 @@ class EvaluateOptions:
         Switch,
         Option(
             group=MODEL,
-            help="Compare nested latent-trait fits to the same rows by likelihood-ratio tests.",
+            help="Compare nested fits to the same rows by likelihood-ratio tests.",
         ),
     ] = False
     outcomes: OutcomeColumns = None
@@ -178,8 +179,28 @@ class EvaluateOptions:
             help="Fit two simple models for comparison.",
         ),
     ] = True
+    with_comparison: Annotated[
+        bool,
+        Switch,
+        Option(
+            name="--all",
+            group=OUTPUT,
+            help="Compare the models too, with --dif, --outcomes or --likelihood-ratio.",
+        ),
+    ] = False
+    tables: Annotated[
+        str | None,
+        Option(group=OUTPUT, help="New folder for all tables, as .csv files."),
+    ] = None
     seed: Seed = 0
     where: ExecutorOptions = field(default_factory=ExecutorOptions)
+
+    @property
+    def compares_models(self) -> bool:
+        """Whether to compare the models, which is not done if something else was asked for."""
+        has_other = self.dif is not None or self.outcomes is not None or self.likelihood_ratio
+        is_needed = self.label is not None or self.folds is not None
+        return self.with_comparison or is_needed or not has_other
 
 
 @dataclass(frozen=True)
@@ -247,6 +268,8 @@ def prepare_evaluation(options: EvaluateOptions) -> EvaluationPlan:
     """Check everything that can be checked before the work starts."""
     open_executor = prepare_executor(**options.where)
     check_seed(options.seed)
+    if options.tables is not None and check_local_path(Path(options.tables)).exists():
+        raise DataError(f"{{tables}}: {options.tables} already exists. Choose another folder.")
     dataset = open_dataset_or_example(options.dataset)
     split = resolve_split(dataset, options.split, TEST if options.folds is None else TRAIN)
     check_label(dataset, options.label)
@@ -266,9 +289,9 @@ def prepare_evaluation(options: EvaluateOptions) -> EvaluationPlan:
         check_label(rows.dataset, options.label)
     tests = run_likelihood_ratio_tests(models) if options.likelihood_ratio else ()
     if options.dif is not None:
-        check_has_no_weights(models)
+        check_has_no_weights({model.name: model.manifest for model in models})
     if options.dif_test == "likelihood-ratio":
-        check_has_no_asymptotes(models)
+        check_has_no_asymptotes({model.name: model.manifest for model in models})
     groups = find_dif_groups(dataset, split, options.dif, options.dif_test, options.dif_purify)
     if options.outcomes is not None and options.folds is not None:
         raise FitError("{outcomes} cannot be combined with {folds}. Leave out one of them.")
@@ -289,19 +312,39 @@ def run_evaluation_stages(
     if plan.outcome_plan is not None:
         rows = (job.dataset, job.split, job.models, job.executor, progress)
         outcomes = stages.run("outcomes", partial(compare_outcomes, plan.outcome_plan, *rows))
-    compare = _compare_models if plan.options.folds is None else _cross_validate_models
-    comparison = compare(job, stages)
-    return {
+    summary = {
         "dataset": str(plan.dataset.path),
         "split": plan.split,
         "folds": plan.options.folds,
         "n_features": plan.dataset.n_features,
         "continuous_features": list(plan.dataset.continuous_features),
-        **comparison,
+        **_run_comparison(job, stages),
         "likelihood_ratio_tests": list(plan.likelihood_ratio_tests),
         "item_bias": item_bias,
         "outcomes": outcomes,
     }
+    if plan.options.tables is not None:
+        _write_tables(summary, Path(plan.options.tables))
+    return summary
+
+
+def _write_tables(summary: Mapping[str, Any], folder: Path) -> None:
+    """Write each table of a summary to a file of its name."""
+    from flows.exporting.files import collect_columns, write_table  # slow to import
+
+    folder.mkdir(parents=True)
+    for name, columns in make_result_tables(summary).items():
+        write_table(collect_columns(columns), folder / f"{name}.csv", overwrite=False)
+
+
+def _run_comparison(job: EvaluationJob, stages: StageRunner) -> dict[str, Any]:
+    """Compare the models if that was asked for, or nothing else was."""
+    if not job.options.compares_models:
+        n_rows = sum(len(rows) for rows, _ in job.dataset.iter_segments(job.split))
+        return {"n_samples": n_rows, "models": [], "differences": [], "warnings": []}
+    if job.options.folds is not None:
+        return _cross_validate_models(job, stages)
+    return _compare_models(job, stages)
 
 
 def _compare_models(job: EvaluationJob, stages: StageRunner) -> dict[str, Any]:
@@ -368,20 +411,9 @@ def _count_observed_pairs(job: EvaluationJob) -> PairCounts:
 def _test_item_bias(job: EvaluationJob, groups: DifGroups) -> dict[str, Any]:
     rows = job.make_row_source((groups.column,))
     arguments = (groups, rows, job.features, job.options.seed, job.executor, job.progress)
-    return compute_item_bias(*arguments, _find_slopes(job))
-
-
-def _find_slopes(job: EvaluationJob) -> NDArray[np.float64] | None:
-    """Return the slopes of the first model of one trait, (n_features,); None without one."""
-    for model in job.models:
-        if not isinstance(model.subject.model, LatentTrait):
-            continue
-        weights = model.subject.params.weights
-        if weights.shape[1] == 1:
-            tested = {feature.name for feature in job.features}
-            is_tested = [feature.name in tested for feature in list_features(job.dataset)]
-            return np.asarray(weights[is_tested, 0])
-    return None
+    features = list_features(job.dataset)
+    slopes = (find_slopes(own.subject.model, own.subject.params, features) for own in job.models)
+    return compute_item_bias(*arguments, next((own for own in slopes if own is not None), None))
 
 
 def _fit_baselines(job: EvaluationJob) -> tuple[list[ComparedModel], list[str]]:
@@ -538,25 +570,15 @@ def _compare_with_samples(
     subject = model.subject
     if not isinstance(subject.model, CanSample) or not job.features:
         return {}
-    n_features, seed = job.dataset.n_planes, job.options.seed
-    planes, features = job.planes_and_features
-    implied = count_implied_pairs(subject, segment_rows, n_features, planes, job.executor, seed)
-    names = name_levels(features) if features else [job.plane_names[i] for i in planes]
-    return {
-        "marginals": _describe_shares(compare_features(observed, implied, features), names),
-        "pairs": _describe_shares(compare_pairs(observed, implied, features), names),
-    }
-
-
-def _describe_shares(shares: ShareComparison, names: Sequence[str]) -> dict[str, Any]:
-    """Describe how shares differ between data and model; name the largest differences."""
-    return {
-        "number": len(shares.observed),
-        "rmse": shares.rmse,
-        "rmse_by_chance": shares.chance_rmse,
-        "largest": shares.describe_largest(names),
-        "calibration": shares.bin_shares(),
-    }
+    return describe_calibration(
+        subject,
+        segment_rows,
+        observed,
+        *job.planes_and_features,
+        job.plane_names,
+        job.executor,
+        job.options.seed,
+    )
 
 
 def _warn_about_labels(prediction: Mapping[str, Any]) -> list[str]:

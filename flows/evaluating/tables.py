@@ -78,13 +78,20 @@ _ENDING_TEXTS = {
 
 
 def print_evaluation(summary: Mapping[str, Any], details: bool = False) -> None:
-    """Print requested tests and outcomes, the comparison of models, and warnings.
+    """Print requested tests and outcomes, or else the comparison of models, and warnings.
 
     `details` adds where each model differs most from the data.
     """
     console = Console(width=_CONSOLE_WIDTH, soft_wrap=True, highlight=False)
-    console.print(f"rows: {format_row_count(summary['n_samples'], summary['split'])}", markup=False)
+    if summary["models"] or summary["item_bias"] or summary["outcomes"]:
+        rows = format_row_count(summary["n_samples"], summary["split"])
+        console.print(f"rows: {rows}", markup=False)
     _print_tests(summary, console)
+    if summary["models"]:
+        _print_comparison(summary, console, details)
+
+
+def _print_comparison(summary: Mapping[str, Any], console: Console, details: bool) -> None:
     models = rank_models(summary["models"])
     for line in _iter_header_lines(models, summary):
         console.print(line, markup=False)
@@ -132,12 +139,14 @@ def _print_tests(summary: Mapping[str, Any], console: Console) -> None:
         if names := summary["continuous_features"]:
             text = f"sum scores leave out continuous features: {join_names(names)}"
             console.print(text, markup=False)
-    for test in summary["likelihood_ratio_tests"]:
-        text = f"{test['larger']} over {test['smaller']}: χ² = {test['chi2']:.2f}"
-        console.print(
-            f"likelihood ratio, {text}, {test['df']} df, p {format_p(test['p'])}", markup=False
-        )
-    if bias or summary["likelihood_ratio_tests"]:
+    if tests := summary["likelihood_ratio_tests"]:
+        table = make_table("smaller", "larger", "χ²", "df", "p", left=("smaller", "larger"))
+        for test in tests:
+            chi2, p = f"{test['chi2']:.2f}", format_p(test["p"]).removeprefix("= ")
+            names = (escape(test[name]) for name in ("smaller", "larger"))
+            table.add_row(*names, chi2, f"{test['df']}", p)
+        console.print(table)
+    if summary["models"] and (bias or tests):
         console.print()
     print_outcomes(summary["outcomes"], console)
 

@@ -30,6 +30,7 @@ from pipeline.data.features import list_features, list_plane_names
 from pipeline.errors import FitError
 from pipeline.evaluation.records import describe_outcome
 from pipeline.executors.progress import Progress
+from pipeline.fitting.fit_statistics import add_fit_statistics
 from pipeline.fitting.linkage import get_linkage_key
 from pipeline.fitting.loop import (
     collect_first_statistics,
@@ -355,6 +356,7 @@ def _run_passes(job: FitJob, states: CheckpointStore, start: PassStart) -> FitSt
         checkpoint=states.save,
         progress=job.progress,
     )
+    state = add_fit_statistics(job.model, state, *run, job.progress)
     return orient_fit(job.model, state, *run, job.poles, list_features(job.dataset))
 
 

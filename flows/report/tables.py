@@ -18,6 +18,7 @@ from flows.cli.summary import (
     join_names,
     list_covariates,
     list_known_items,
+    list_likelihood,
     list_starts,
     list_weights,
 )
@@ -62,6 +63,9 @@ _MEANINGS = {
     "log prior": "log density of the priors at the estimates, not in the other values",
     "parameters": "number of parameters estimated from the data",
     "AIC, BIC": "lower is better, for fits to the same rows",
+    "adjusted BIC": "BIC with (n + 2) / 24 in the place of the number of rows n",
+    "entropy R², relative entropy": "1 if every row clearly belongs to one class; 0 if the values "
+    "of rows say nothing more than the sizes of the classes, or than equal sizes",
     "M₂": "far above its degrees of freedom if the model does not describe the pairs",
     "C₂": "far above its degrees of freedom if the model does not describe the pairs",
     "RMSEA": "misfit per degree of freedom: close up to 0.05, adequate up to 0.09",
@@ -309,7 +313,7 @@ def _format_megabytes(n_bytes: int | None) -> str:
 
 
 _OPTIONAL_INDICES = (
-    ("aic", "AIC and BIC", "use"),
+    ("aic", "AIC, BIC and adjusted BIC", "use"),
     ("m2", "{form} and its indices", "use"),
     ("s_x2", "S-X²", "uses"),
 )
@@ -383,12 +387,7 @@ def _iter_factor_rows(statistics: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def _iter_rows(statistics: Manifest) -> Iterator[tuple[str, str]]:
-    yield "log-likelihood", f"{statistics['log_likelihood']:z,.2f}".replace("-", "−")
-    if "log_prior" in statistics:
-        yield "log prior", f"{statistics['log_prior']:z,.2f}".replace("-", "−")
-    yield "parameters", f"{statistics['n_parameters']:,}"
-    if "aic" in statistics:
-        yield "AIC, BIC", f"{statistics['aic']:,.1f}, {statistics['bic']:,.1f}"
+    yield from list_likelihood(statistics)
     if "m2" in statistics:
         p = "< 0.0001" if statistics["m2_p"] < 1e-4 else f"= {statistics['m2_p']:.4f}"
         m2, df = format_number(statistics["m2"], 5), f"{statistics['m2_df']:,}"

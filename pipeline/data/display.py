@@ -6,6 +6,12 @@ import html
 from collections.abc import Iterator
 
 DisplayItems = Iterator[tuple[str, str]]
+_MAX_CHARACTERS = 400  # of a value
+
+
+def shorten(value: str) -> str:
+    """Return a text, without its end if it is long."""
+    return value if len(value) <= _MAX_CHARACTERS else f"{value[: _MAX_CHARACTERS - 2]} …"
 
 
 class ResultDisplayMixin:

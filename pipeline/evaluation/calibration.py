@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pipeline.arrays import Array, Counts
 from pipeline.data.blocks import BinaryBlock, RowSource, pack_block
 from pipeline.data.features import Feature, are_binary, find_first_planes
-from pipeline.data.level_probabilities import count_levels, order_bits
+from pipeline.data.level_probabilities import count_levels, name_levels, order_bits
 from pipeline.evaluation.evaluate import EvaluatedModel
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress, ignore_progress
@@ -163,6 +163,40 @@ def _count_pairs_among(features: NDArray[np.intp], block: BinaryBlock) -> PairCo
         chosen = None if mask is None else mask[features]
         block = replace(block, words=block.words[features], observed_words=chosen)
     return PairCounts.from_block(block, pooled=True)
+
+
+def describe_calibration(
+    subject: EvaluatedModel,
+    segment_rows: Counts,
+    observed: PairCounts,
+    planes: NDArray[np.intp],
+    features: Sequence[Feature],
+    plane_names: Sequence[str],
+    executor: Executor,
+    seed: int,
+) -> dict[str, Any]:
+    """Compare shares of ones, and of joint ones, in the data and in rows drawn from a model.
+
+    `observed` are the counts of the chosen planes of features; see `choose_compared_planes` and
+    `count_implied_pairs`. The result has the entries `marginals` and `pairs`.
+    """
+    implied = count_implied_pairs(subject, segment_rows, len(plane_names), planes, executor, seed)
+    names = name_levels(features) if features else [plane_names[i] for i in planes]
+    return {
+        "marginals": _describe_shares(compare_features(observed, implied, features), names),
+        "pairs": _describe_shares(compare_pairs(observed, implied, features), names),
+    }
+
+
+def _describe_shares(shares: ShareComparison, names: Sequence[str]) -> dict[str, Any]:
+    """Describe how shares differ between data and model; name the largest differences."""
+    return {
+        "number": len(shares.observed),
+        "rmse": shares.rmse,
+        "rmse_by_chance": shares.chance_rmse,
+        "largest": shares.describe_largest(names),
+        "calibration": shares.bin_shares(),
+    }
 
 
 def count_implied_pairs(

@@ -237,6 +237,11 @@ def _estimate_work(
     return WorkEstimate(*(sum(values) for values in zip(*estimates, strict=True)))
 
 
+def estimate_work(model: Model, state: FitState, rows: RowSource) -> WorkEstimate:
+    """Estimate the work of a pass with the parameters of a state."""
+    return _estimate_work(model, [PassInputs(state.params, state.working, RowRandom(0))], rows)
+
+
 def estimate_counting(model: Model, rows: RowSource) -> WorkEstimate:
     """Return the size of counts, half of the memory of a thread: they are held twice."""
     one, two = (model.estimate_memory(rows.n_features, rows.n_segments, n) for n in (1, 2))

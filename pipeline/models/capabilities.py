@@ -58,6 +58,39 @@ class HasLogLikelihood(Protocol):
 
 
 @runtime_checkable
+class HasExactLikelihood(HasLogLikelihood, Protocol):
+    """Maximizes a likelihood that it computes exactly, so that information criteria follow."""
+
+    def count_free_parameters(self, state: FitState) -> int | None:
+        """CENTRAL: return the number of parameters that a finished fit has estimated.
+
+        Those of levels without rows do not count. None if the likelihood of this fit is not exact.
+        """
+
+
+class FitRecord(NamedTuple):
+    """A fit to compare with others: its model, parameters and manifest."""
+
+    model: Any
+    params: Any
+    manifest: Mapping[str, Any]
+
+
+@runtime_checkable
+class HasNestedFits(Protocol):
+    """Knows of which larger fits a fit is a special case, for likelihood-ratio tests."""
+
+    def list_penalties(self) -> Sequence[str]:
+        """Return the settings whose priors keep a fit from the maximum of the likelihood."""
+
+    def explain_not_nested(self, fit: FitRecord, larger: FitRecord) -> str:
+        """Return why a fit is no special case of a larger one of this model; empty if it is.
+
+        The fits are to the same features of the same rows.
+        """
+
+
+@runtime_checkable
 class HasLowerBound(Protocol):
     """Computes a lower bound of log P(x)."""
 
@@ -298,8 +331,8 @@ class CanPredict(Protocol):
 class IsMixture(Protocol):
     """Assigns rows to components: the codes `mean` are P(component | x)."""
 
-    def count_mixture_parameters(self, params: Any) -> int:
-        """Return the number of free parameters."""
+    def compute_posterior(self, params: Any, block: BinaryBlock) -> tuple[Array, Array]:
+        """MAP: return P(component | x), (n_samples, n_components), and log P(x), (n_samples,)."""
 
 
 @runtime_checkable

@@ -22,12 +22,14 @@ from pipeline.learning.held_out import (
     record_held_out_score,
 )
 from pipeline.models.base import Model
+from pipeline.models.capabilities import FitRecord
 from pipeline.models.settings import choose_number_of_starts
 from pipeline.models.state import Arrays, FitState
 from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.sums import Sums
 
 _MIN_ROWS_TO_CHOOSE = 100  # about ten of them are held out
+_MAX_SLIGHT_SMOOTHING = 1e-3  # it costs about as many nats for each probability near 0 or 1
 
 
 class Mixture(Model):
@@ -40,6 +42,7 @@ class Mixture(Model):
     single_start_is_short: ClassVar[bool] = False
     """Whether a single start of several components begins with a short run too."""
     starts: int | None
+    smoothing: float
 
     def _draw_start(self, auxiliary: Arrays, n_components: int, start: int) -> Any:
         """Return the parameters that one of the starts begins with.
@@ -127,6 +130,20 @@ class Mixture(Model):
             self._begin_long_run(state, 0.0),
             params=get_best_params(self.params, auxiliary),
             diagnostics=diagnostics,
+        )
+
+    def list_penalties(self) -> tuple[str, ...]:
+        """Return the smoothing, unless it hardly changes the likelihood."""
+        is_slight = self.smoothing <= _MAX_SLIGHT_SMOOTHING
+        return () if is_slight else (f"smoothing={self.smoothing:g}",)
+
+    def explain_not_nested(self, fit: FitRecord, larger: FitRecord) -> str:
+        """Return why a fit has no special case with fewer components that could be tested."""
+        if fit.manifest["n_components"] == larger.manifest["n_components"]:
+            return ""
+        return (
+            "a fit with fewer components lies at the boundary of the larger one, where twice the "
+            "gain follows no χ² distribution"
         )
 
     def _describe_components(self, state: FitState, mass: Any, empty_rows: Any) -> FitState:

@@ -227,6 +227,11 @@ def count_rows_by_level(
     return tuple(np.stack([observed - ones, ones], axis=1).astype(np.float64))
 
 
+def count_present_levels(level_rows: Sequence[NDArray[np.float64]]) -> NDArray[np.int64]:
+    """Return the number of levels of each feature that rows have, at least 1, (n_features,)."""
+    return np.array([max(np.count_nonzero(rows), 1) for rows in level_rows], np.int64)
+
+
 def warn_about_levels(
     level_rows: Sequence[NDArray[np.float64]], features: Sequence[Feature]
 ) -> tuple[FitWarning, ...]:

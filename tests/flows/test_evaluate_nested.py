@@ -59,12 +59,12 @@ def test_what_cannot_be_tested_is_refused(cli: Any, fits: Any, tmp_path: Path) -
     bound = fits("bound", "--components", "1", "--set", "estimator=variational")
     for artifacts, told in {
         (one,): "--likelihood-ratio needs two or more artifacts. Repeat --artifact.",
-        (one, half): "were fitted to different rows (dataset, split or weights).",
-        (one, one): "latent-trait with 1 component and latent-trait",
-        (one, prior): "latent-trait with 1 component and latent-trait",
-        (one, weighted): "were fitted to different rows (dataset, split or weights).",
-        (one, survey): "has sampling weights, with which likelihood-ratio tests are not valid.",
-        (one, bound): "but only latent-trait fits by quadrature maximise the likelihood.",
+        (one, half): "there is no likelihood-ratio test (fitted to another dataset).",
+        (one, one): "(not nested: both have as many parameters).",
+        (one, prior): "(penalized by prior_precision=1).",
+        (one, weighted): "(fitted to another dataset).",
+        (one, survey): "(not valid, as the rows have sampling weights).",
+        (one, bound): "does not maximize an exact likelihood).",
     }.items():
         done = compared(cli, tmp_path, *artifacts)
         assert done.code == 2

@@ -14,13 +14,14 @@ from tests.support.data import draw_probit_rows, write_arrays
 
 COMMANDS = (
     *("ingest", "fit", "transform", "evaluate", "sample", "report", "experiments"),
-    *("neighbours", "export", "query", "serve", "certificates"),
+    *("neighbours", "export", "query", "serve", "certificates", "compare"),
 )
 REFUSED = {
     "ingest": (("nowhere.csv", "--dataset", "d.zarr"), "nowhere.csv: "),
     "fit": (("--dataset", "nowhere.zarr"), "nowhere.zarr: "),
     "transform": (("--dataset", "d", "--artifact", "none", "--output", "z"), "none: "),
     "evaluate": (("--dataset", "nowhere.zarr", "--artifact", "none"), "nowhere.zarr: "),
+    "compare": (("none", "nowhere"), "none: "),
     "sample": (("--artifact", "none", "--rows", "9", "--output", "s"), "none: "),
     "export": (("--what", "fit", "--artifact", "none", "--output", "f.csv"), "none: "),
     "query": (("--artifact", "none", "--of", "a"), "none: "),

@@ -43,6 +43,36 @@ def fitted(data: MemoryDataset) -> lb.Fitted:
     return lb.fit(data, "latent-trait", components=1)
 
 
+def test_representations_are_short_and_survive_saving(tmp_path: Path) -> None:
+    """Names of 600 features, of which many warnings and settings could be about."""
+    X = np.random.default_rng(0).integers(0, 2, (40, 600), dtype=np.uint8)
+    X[:, ::2] = 1
+    names = [f"a very long name of the question {k}" for k in range(600)]
+    free = ",".join(names[1:400:2])
+    fitted = lb.fit(
+        lb.from_numpy(X, names, keep={"school": np.arange(40) % 2}),
+        "latent-trait",
+        components=1,
+        group="school",
+        free=free,
+        constant_features="keep",
+        errors="none",
+        max_iter=2,
+    )
+    fitted.save(tmp_path / "fit")
+    text = repr(fitted)
+    assert text == repr(lb.load(tmp_path / "fit"))
+    assert len(text.splitlines()) <= 40
+    assert max(map(len, text.splitlines())) < 500
+    assert "LatentTrait(n_components=1, estimator='quadrature', constant_features='keep'" in text
+
+
+def test_the_representation_of_plots_lists_the_figures(fitted: lb.Fitted) -> None:
+    names = [line.split("()")[0].strip() for line in repr(fitted.plot).splitlines()[1:-1]]
+    assert names == dir(fitted.plot)
+    assert "convergence" in names
+
+
 def test_what_is_saved_is_loaded(fitted: lb.Fitted, data: MemoryDataset, tmp_path: Path) -> None:
     fitted.save(tmp_path / "fit")
     again = lb.load(tmp_path / "fit")

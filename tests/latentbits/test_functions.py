@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import psutil
 import pytest
 
 from latentbits import functions as api
+from latentbits.data import from_numpy
 from latentbits.fitted import load
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
@@ -78,6 +80,31 @@ def test_a_model_in_three_lines(dataset: BinaryDataset, X: np.ndarray, model: st
     assert "mean: row 1,000 × 2, float64" in said(codes)
     assert f"wrong_bits: {found['wrong_bits']:.6g}" in said(found)
     assert {"features: 8", "segments: 4"} < said(fitted)
+
+
+def test_tables_of_an_evaluation_are_data_frames(X: np.ndarray) -> None:
+    keep = {"school": np.where(np.arange(len(X)) % 3, "a", "b"), "age": np.arange(len(X)) % 50}
+    data = from_numpy(X, NAMES, keep=keep)
+    fitted = api.fit(data, "bernoulli-mixture", components=2, errors="none")
+    found = api.evaluate(fitted, data, dif="school", outcomes=["age", "school"])
+    assert {*found} == {"item_bias", "classification", "outcomes"}
+    dif = pd.DataFrame(found.tables["dif"])
+    assert sorted(dif["feature"]) == sorted(NAMES)
+    assert dif["p"].is_monotonic_increasing
+    outcomes = pd.DataFrame(found.tables["outcomes"])
+    assert outcomes["column"].tolist() == ["age"] * 2 + ["school"] * 4
+    shares = outcomes[outcomes["column"] == "school"].groupby("class")["estimate"].sum()
+    np.testing.assert_allclose(shares, 1.0)
+    assert {*found.tables} == {"dif", "outcomes"}
+    scored = api.evaluate(fitted, data, calibration=True)
+    assert {*scored.tables} == {"models", "calibration"}
+    calibration = pd.DataFrame(scored.tables["calibration"])
+    assert {*calibration["of"]} == {"marginals", "pairs"}
+    assert calibration["number"].sum() == 8 + 8 * 7 // 2
+    frame = pd.DataFrame(scored.tables["models"])
+    assert frame["log_likelihood"][0] == pytest.approx(scored["log_likelihood"])
+    with pytest.raises(DataError, match="the data has 50 values"):
+        api.evaluate(fitted, data, dif="age")
 
 
 def said(shown: Any) -> set[str]:

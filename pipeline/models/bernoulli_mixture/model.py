@@ -98,7 +98,7 @@ from pipeline.models.bernoulli_mixture.standard_errors import (
     iter_mixture_scores,
     sum_mixture_information,
 )
-from pipeline.models.capabilities import LogLikelihood
+from pipeline.models.capabilities import FitRecord, LogLikelihood
 from pipeline.models.mixture import Mixture
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
@@ -107,6 +107,7 @@ from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import (
     FeatureCounts,
+    count_present_levels,
     count_rows_by_level,
     pool_margins,
     warn_about_levels,
@@ -215,7 +216,11 @@ class BernoulliMixture(Mixture):
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Check the counts, and start from random components around the margins."""
-        warnings = self._warn_about_features(first)
+        features = select_with_levels(self.structure.features)
+        level_rows = count_rows_by_level(first, features)
+        warnings = warn_about_levels(level_rows, features)
+        if self.structure.covariates is not None:
+            warnings = (*warnings, *self.structure.covariates.make_warnings())
         observed, ones = pool_margins(first)
         observed = count_reached(observed, ones, self.n_levels)
         self._check_number_of_components(first)
@@ -224,6 +229,7 @@ class BernoulliMixture(Mixture):
             "weight": np.array(first.weight),
             "is_complete": np.array(first.is_complete),
             "has_sampling_weights": np.array(first.has_sampling_weights),
+            "n_present": count_present_levels(level_rows),
             "margins": scipy.special.logit(
                 (ones + self._pseudo_ones) / (observed + (self._pseudo_ones + self.smoothing))
             ),
@@ -239,13 +245,6 @@ class BernoulliMixture(Mixture):
         check_numbers(first, self.structure.features)
         deviations = np.sqrt(first.squares / first.number_weights)
         return {"overall_means": first.means, "overall_deviations": deviations}
-
-    def _warn_about_features(self, first: FeatureCounts) -> tuple[FitWarning, ...]:
-        """Warn about features, and about rows of high leverage."""
-        features = select_with_levels(self.structure.features)
-        warnings = warn_about_levels(count_rows_by_level(first, features), features)
-        covariates = self.structure.covariates
-        return warnings if covariates is None else (*warnings, *covariates.make_warnings())
 
     def _make_working(self, held_out: float, *, is_short: bool) -> Arrays:
         """Limit covariates at first if rows have high leverage."""
@@ -472,7 +471,7 @@ class BernoulliMixture(Mixture):
         if params.gaussians is not None:
             warnings = self._warn_about_numbers(params.gaussians, values["numbers"][order])
             state = replace(state, warnings=(*state.warnings, *warnings))
-        return self._add_likelihood(replace(state, params=params), statistics)
+        return replace(state, params=params)
 
     def _warn_about_numbers(self, gaussians: Gaussians, rows: Array) -> list[FitWarning]:
         """Name features and components with unreliable deviations."""
@@ -517,23 +516,6 @@ class BernoulliMixture(Mixture):
         warning = FitWarning(f"{text}: {{features}} ({shown}); {remedy}", features)
         return warning.with_names(self.structure.feature_names)
 
-    def _add_likelihood(self, state: FitState, statistics: Sums) -> FitState:
-        """Add the log-likelihood, and the information criteria unless rows are of a survey.
-
-        Only if class weights differ between rows.
-        """
-        if not self._class_weights.are_conditional:
-            return state
-        n_parameters = self.count_mixture_parameters(state.params)
-        nats = statistics.objective
-        found: dict[str, Any] = {"log_likelihood": nats, "n_parameters": n_parameters}
-        if state.auxiliary["has_sampling_weights"]:
-            found["aic_missing"] = "the rows have sampling weights"
-        else:
-            found["aic"] = 2 * n_parameters - 2 * nats
-            found["bic"] = n_parameters * float(np.log(statistics.weight)) - 2 * nats
-        return replace(state, diagnostics={**state.diagnostics, "fit_statistics": found})
-
     def begin_information_pass(self, state: FitState) -> Arrays | None:
         """Request the sums for standard errors, unless there are too many parameters."""
         if self.errors == "none" or state.params.free_parameters.size > MAX_PARAMETERS:
@@ -573,7 +555,7 @@ class BernoulliMixture(Mixture):
         return ClusteredSums.from_sums(sums, clusters, by_cluster)
 
     def finish_information_pass(self, state: FitState, statistics: Sums) -> FitState:
-        """Add standard errors, intervals, and the log-likelihood of the final parameters."""
+        """Add standard errors and intervals."""
         params, weight = state.params, float(state.auxiliary["weight"])
         scale = weight / statistics.weight if statistics.weight else 1.0
         sums = {name: scale * values for name, values in statistics.values.items()}
@@ -600,7 +582,7 @@ class BernoulliMixture(Mixture):
                 "the rows do not determine all parameters of the components; those have no "
                 "standard errors. Choose fewer {components}"
             )
-        return self._add_likelihood(state, statistics)
+        return state
 
     def _choose_error_form(self, state: FitState) -> ErrorForm:
         if state.auxiliary["has_sampling_weights"]:
@@ -618,22 +600,44 @@ class BernoulliMixture(Mixture):
         n_groups = 1 if params.groups is None else len(params.groups.segments)
         n_levels = params.planes_per_feature + 1
         found = count_determined_parameters(n_levels, len(params.weights), n_groups)
-        return self.count_mixture_parameters(params), found
+        n_planes = params.probabilities.shape[1]
+        return self._count_parameters(params, n_planes), found
 
-    def count_mixture_parameters(self, params: BernoulliMixtureParams) -> int:
+    def count_free_parameters(self, state: FitState) -> int:
         """Count the free probabilities, and the free weights of each group or coefficients."""
+        return self._count_parameters(state.params, int((state.auxiliary["n_present"] - 1).sum()))
+
+    def _count_parameters(self, params: BernoulliMixtureParams, n_planes: int) -> int:
         n_free = len(params.weights) - 1
-        n_measured = params.probabilities.size + 2 * len(params.weights) * params.n_numbers
+        n_measured = len(params.weights) * (n_planes + 2 * params.n_numbers)
         if params.regression is not None:
             return n_measured + n_free * (1 + len(params.regression.coefficients))
         n_groups = 1 if params.groups is None else len(params.groups.segments)
         return n_measured + n_free * n_groups
+
+    def explain_not_nested(self, fit: FitRecord, larger: FitRecord) -> str:
+        """Return why a fit is no special case of one with groups or with more covariates."""
+        if reason := super().explain_not_nested(fit, larger):
+            return reason
+        own, others = (
+            {(manifest.get("group")), *(manifest.get("covariates") or {"names": ()})["names"]}
+            for manifest in (fit.manifest, larger.manifest)
+        )
+        if own - {None} <= others:
+            return ""
+        return "the larger fit lacks groups or covariates of the smaller one"
 
     def transform(
         self, params: BernoulliMixtureParams, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
         """Return P(k | x) as `mean`, (n_samples, n_components)."""
         return {"mean": _posterior(params, block)[0]}
+
+    def compute_posterior(
+        self, params: BernoulliMixtureParams, block: BinaryBlock
+    ) -> tuple[Array, Array]:
+        """Return P(k | x), (n_samples, n_components), and log P(x), (n_samples,)."""
+        return _posterior(params, block)
 
     def log_likelihood(
         self, params: BernoulliMixtureParams, block: BinaryBlock, rng: RowRandom

@@ -35,6 +35,7 @@ from pipeline.numerics.logistic.categories.scores import extend_points
 from pipeline.numerics.logistic.information import average_reliability
 from pipeline.numerics.logistic.latent_nodes import Nodes
 from pipeline.numerics.metrics import find_noncentrality
+from pipeline.statistics.information_criteria import describe_likelihood
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
@@ -141,19 +142,14 @@ def compute_likelihood_statistics(
     `sums` is the result of the information pass over all rows, and `rank` the number of
     identifiable parameters.
     """
-    found: dict[str, Any] = {
-        "log_likelihood": sums.objective,
-        "n_parameters": rank,
-        "reliability": compute_reliability(sums).tolist(),
-    }
+    found = describe_likelihood(
+        sums.objective, rank, sums.weight, has_sampling_weights=has_sampling_weights
+    )
+    found["reliability"] = compute_reliability(sums).tolist()
     if items.weights.shape[1] == 1:
         found["marginal_reliability"] = average_reliability(
             lambda points: compute_item_information(items, points[:, None])[:, :, 0, 0].sum(0)
         )
-    if has_sampling_weights:
-        return found | {"aic_missing": _INVALID_WITH_WEIGHTS}
-    found["aic"] = 2 * rank - 2 * sums.objective
-    found["bic"] = rank * float(np.log(sums.weight)) - 2 * sums.objective
     return found
 
 

@@ -112,7 +112,7 @@ from pipeline.learning.held_out import (
     run_e_step_with_held_out,
 )
 from pipeline.models.base import Model
-from pipeline.models.capabilities import ItemCurves, LogLikelihood
+from pipeline.models.capabilities import FitRecord, ItemCurves, LogLikelihood
 from pipeline.models.latent_trait.asymptotes import (
     ASYMPTOTES,
     BOUNDARY,
@@ -199,6 +199,7 @@ from pipeline.models.latent_trait.known_values import (
     check_known_levels,
     warn_about_known_offsets,
 )
+from pipeline.models.latent_trait.nested_fits import explain_not_nested
 from pipeline.models.latent_trait.params import (
     ItemFit,
     ItemKind,
@@ -1903,13 +1904,32 @@ class LatentTrait(Model):
         """Return the numbers of free parameters and of cells or moments, unless it has priors."""
         structure = self.structure
         found = state.diagnostics.get("fit_statistics", {}).get("n_parameters")
-        asymptotes = (self.guessing_prior, self.slipping_prior) if self.has_asymptotes else ()
-        priors = {self.slope_prior, self.offset_prior, *asymptotes} - {"none"}
-        if found is None or priors or self.prior_precision or structure.covariates is not None:
+        if found is None or self.list_penalties() or structure.covariates is not None:
             return None
         features = structure.features or (Feature(""),) * len(state.params.offsets)
         moments = count_free_moments(features)
         return None if moments is None else (found, moments * max(1, len(structure.groups)))
+
+    def list_penalties(self) -> tuple[str, ...]:
+        """Return the settings with a prior."""
+        kinds = [name for name in ASYMPTOTES if getattr(self, name) != "none"]
+        names = (*(f"{kind}_prior" for kind in kinds), "slope_prior", "offset_prior")
+        priors = {name: getattr(self, name) for name in names}
+        if self.prior_precision:
+            priors["prior_precision"] = f"{self.prior_precision:g}"
+        return tuple(f"{name}={prior}" for name, prior in priors.items() if prior != "none")
+
+    def explain_not_nested(self, fit: FitRecord, larger: FitRecord) -> str:
+        """Return why a fit is no special case of a larger one; empty if it is."""
+        return explain_not_nested(fit, larger)
+
+    def count_free_parameters(self, state: FitState) -> int | None:
+        """Count the identifiable parameters; None unless the fit is by quadrature."""
+        if not has_likelihood(state.working) or "by_sites" in state.working:
+            return None
+        return self._get_design(
+            state.auxiliary["group_level_counts"], state.params
+        ).count_parameters()
 
     def transform(
         self, params: LatentTraitParams, block: BinaryBlock, rng: RowRandom

@@ -489,6 +489,14 @@ class NoisyOr(Model):
         )
         return {"mean": mean, "effective_draws": effective_draws}
 
+    def count_free_parameters(self, state: FitState) -> int | None:
+        """Count the weights and the leaks that are learned; None if units are drawn."""
+        params: NoisyOrParams = state.params
+        if not can_enumerate(params.sizes):
+            return None
+        learned = params.leaks if self.learns_leaks(params.sizes) else params.leaks[-1:]
+        return sum(part.size for part in (*params.weights, *learned))
+
     def log_likelihood(
         self, params: NoisyOrParams, block: BinaryBlock, rng: RowRandom
     ) -> LogLikelihood:

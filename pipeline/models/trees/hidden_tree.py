@@ -123,6 +123,7 @@ from pipeline.statistics.counts import (
     POOLED_KEY,
     FeatureCounts,
     PairCounts,
+    count_present_levels,
     count_rows_by_level,
     warn_about_levels,
 )
@@ -415,6 +416,7 @@ class HiddenTree(Model):
         self._check_number_of_states(counts.weight)
         auxiliary = {
             "weight": np.array(counts.weight),
+            "n_present": count_present_levels(level_rows),
             "margins": compute_margins(level_rows),
             "seed": rng.integers(2**63, size=1),
             "is_complete": np.array(counts.is_complete),
@@ -650,21 +652,45 @@ class HiddenTree(Model):
         }
         return replace(state, diagnostics=diagnostics)
 
-    def count_mixture_parameters(self, params: HiddenTreeParams) -> int:
-        """Count the free entries of the tables of all trees."""
-        n_states = params.n_states
-        n_edges = len(params.parents) - 1
-        tables = (n_edges * n_states + 1) * (n_states - 1)
-        tables += n_states * int((params.levels_per_feature - 1).sum())
-        return params.n_trees * tables
+    def count_free_parameters(self, state: FitState) -> int:
+        """Count the parameters that the tables of all trees determine.
+
+        What lies below a feature depends on its parent only by P(levels below | parent's state), so
+        it has at most as many parameters as this table (N. L. Zhang, T. Kocka, "Effective
+        dimensions of hierarchical latent class models", JAIR 21, 2004). With more states than
+        levels, fewer may be determined.
+        """
+        params: HiddenTreeParams = state.params
+        parents = move_root_to_center(params.parents)
+        n_states, sizes = params.n_states, state.auxiliary["n_present"].tolist()
+        cells = [1.0] * len(sizes)  # of the levels of a feature and of all below it
+        own = [0] * len(sizes)
+        for i in order_from_root(parents)[::-1].tolist():
+            cells[i] *= sizes[i]
+            own[i] += n_states * (sizes[i] - 1)
+            parent = parents[i]
+            if parent == ROOT:
+                n_determined = min(own[i] + n_states - 1, cells[i] - 1)
+                continue
+            table = n_states * (cells[i] - 1)
+            own[parent] += int(min(own[i] + n_states * (n_states - 1), table))
+            cells[parent] *= cells[i]
+        return params.n_trees * int(n_determined)
 
     def transform(
         self, params: HiddenTreeParams, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
         """Return P(tree, state of its root | x) as `mean`, (n_samples, n_components)."""
+        return {"mean": self.compute_posterior(params, block)[0]}
+
+    def compute_posterior(
+        self, params: HiddenTreeParams, block: BinaryBlock
+    ) -> tuple[Array, Array]:
+        """Return P(component | x), (n_samples, n_components), and log P(x), (n_samples,)."""
         nats, posteriors = compute_posteriors(params, read_levels(params, block))
         shares = scipy.special.softmax(nats, axis=0)[:, :, None] * posteriors
-        return {"mean": np.ascontiguousarray(np.concatenate([*shares], axis=1))}
+        mean = scipy.special.logsumexp(nats, axis=0) - np.log(params.n_trees)
+        return np.ascontiguousarray(np.concatenate([*shares], axis=1)), mean
 
     def log_likelihood(
         self, params: HiddenTreeParams, block: BinaryBlock, rng: RowRandom

@@ -65,7 +65,7 @@ from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.learning.convergence import ObjectiveCriterion
 from pipeline.learning.held_out import run_e_step_with_held_out
-from pipeline.models.capabilities import FeatureTree, LogLikelihood
+from pipeline.models.capabilities import FeatureTree, FitRecord, LogLikelihood
 from pipeline.models.mixture import Mixture
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
@@ -128,7 +128,12 @@ from pipeline.passes.feature_strips import MIN_STRIP_HEIGHT, estimate_strip_memo
 from pipeline.passes.row_ranges import RangeResults
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts, count_rows_by_level, warn_about_levels
+from pipeline.statistics.counts import (
+    FeatureCounts,
+    count_present_levels,
+    count_rows_by_level,
+    warn_about_levels,
+)
 from pipeline.statistics.sums import Sums
 
 _BATCH_WORDS = ROWS_AT_ONCE // 64  # rows whose levels are in memory at once
@@ -287,6 +292,7 @@ class TreeMixture(Mixture):
         is_wide = self.has_pair_tables(int((n_levels - 1).sum()))
         auxiliary = {
             "weight": np.array(first.weight),
+            "n_present": count_present_levels(level_rows),
             "margins": compute_margins(level_rows),
             "seed": rng.integers(2**63, size=1),
             "is_complete": np.array(first.is_complete),
@@ -588,17 +594,27 @@ class TreeMixture(Mixture):
         state = self._describe_components(state, mass, empty_rows)
         return replace(state, params=params)
 
-    def count_mixture_parameters(self, params: TreeMixtureParams) -> int:
-        """Count the free weights and the free entries of tables."""
-        sizes = params.levels_per_feature
-        above = np.where(params.parents == ROOT, 1, sizes[params.parents])
-        return len(params.weights) - 1 + int((above * (sizes - 1)).sum())
+    def count_free_parameters(self, state: FitState) -> int:
+        """Count the free weights and the free entries of tables; trees do not count."""
+        parents, sizes = state.params.parents, state.auxiliary["n_present"]
+        above = np.where(parents == ROOT, 1, sizes[parents])
+        return len(parents) - 1 + int((above * (sizes - 1)).sum())
+
+    def explain_not_nested(self, fit: FitRecord, larger: FitRecord) -> str:
+        """Return why a fit is no special case of another one, which has trees of its own."""
+        return super().explain_not_nested(fit, larger) or "the trees are chosen by the data"
 
     def transform(
         self, params: TreeMixtureParams, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
         """Return P(k | x) as `mean`, (n_samples, n_components)."""
         return {"mean": compute_posterior(params, block)[0]}
+
+    def compute_posterior(
+        self, params: TreeMixtureParams, block: BinaryBlock
+    ) -> tuple[Array, Array]:
+        """Return P(k | x), (n_samples, n_components), and log P(x), (n_samples,)."""
+        return compute_posterior(params, block)
 
     def log_likelihood(
         self, params: TreeMixtureParams, block: BinaryBlock, rng: RowRandom

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,7 +91,8 @@ def test_fits_and_their_numbers_are_those_of_the_same_calls(
     traits = api.fit(digits, "latent-trait", components=2, **settings)
     for cell, fitted in (("mixture", mixture), ("traits", traits)):
         shown = table(notebook, cell)
-        assert shown["model"] == html.escape(repr(fitted.model))
+        kind = type(fitted.model).__name__
+        assert shown["model"].startswith(f"{kind}(n_components={fitted.model.n_components}")
         assert shown["objective"] == f"{fitted.history[-1]:.6g} nats per row"
         assert shown["converged"] == "yes"
     assert table(notebook, "traits")["weights"] == "feature 34 × component 2"

@@ -13,6 +13,7 @@ from scipy.special import expit, log_softmax, logit, logsumexp, softmax
 from pipeline.data.blocks import pack_block
 from pipeline.data.matching import UNKNOWN_SEGMENT
 from pipeline.executors.base import SerialExecutor
+from pipeline.fitting.fit_statistics import add_fit_statistics
 from pipeline.fitting.loop import fit_model
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture
 from pipeline.models.structure import Structure
@@ -43,7 +44,8 @@ def fit_groups(data: DenseData, n_groups: int = 3, kind: Any = "frequency", **mo
     model = BernoulliMixture(**{"n_components": 2, "tol": 1e-10, **more})
     grouped = model.with_structure(Structure(groups=GROUPS[:n_groups]))
     sizes = [len(data.X) // 2, len(data.X) - len(data.X) // 2]
-    return fit_model(grouped, make_memory_rows(data, sizes, kind), SERIAL)
+    rows = make_memory_rows(data, sizes, kind)
+    return add_fit_statistics(grouped, fit_model(grouped, rows, SERIAL), rows, SERIAL, 0)
 
 
 def score_rows(at: Floats, data: DenseData) -> Floats:

@@ -1,0 +1,82 @@
+"""Statistics of fits by maximum likelihood: information criteria, and entropy of classes.
+
+=================  =============================  ==================================================
+statistic          definition                     source
+=================  =============================  ==================================================
+log_likelihood     Σ w log P(x), without priors
+n_parameters       number p of free parameters
+n_rows             n = Σ w
+aic                2 p − 2 log L                  H. Akaike, IEEE Trans. Automatic Control 19 (1974)
+bic                p log n − 2 log L              G. Schwarz, Annals of Statistics 6 (1978)
+adjusted_bic       p log((n + 2) / 24) − 2 log L  S. L. Sclove, Psychometrika 52 (1987)
+caic               p (log n + 1) − 2 log L        H. Bozdogan, Psychometrika 52 (1987)
+entropy_r2         1 − E / (n H(π))               J. K. Vermunt, J. Magidson, Technical Guide for
+                                                  Latent GOLD 5.1 (2016), section 7.2.3
+relative_entropy   1 − E / (n log K)              V. Ramaswamy et al., Marketing Science 12 (1993)
+=================  =============================  ==================================================
+
+w are the weights of rows, K is the number of classes, E = Σ w Σ_k −p_k log p_k is the entropy of
+the posterior probabilities p of classes, and H(π) that of their means π.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import scipy
+
+from pipeline.arrays import Array
+
+
+def describe_likelihood(
+    log_likelihood: float, n_parameters: int, weight: float, *, has_sampling_weights: bool
+) -> dict[str, Any]:
+    """Return the log-likelihood and the information criteria, or why there are none.
+
+    Parameters
+    ----------
+    log_likelihood
+        Of all rows times their weights, nats, without terms of a prior.
+    n_parameters
+        Number of free parameters.
+    weight
+        Sum of the weights of the rows.
+    has_sampling_weights
+        Whether weights are of a survey, for which the criteria are not defined.
+    """
+    found: dict[str, Any] = {
+        "log_likelihood": log_likelihood,
+        "n_parameters": n_parameters,
+        "n_rows": int(weight) if float(weight).is_integer() else weight,
+    }
+    if has_sampling_weights:
+        return {**found, "aic_missing": "the rows have sampling weights"}
+    deviance, log_rows = -2 * log_likelihood, float(np.log(weight))
+    return {
+        **found,
+        "aic": 2 * n_parameters + deviance,
+        "bic": n_parameters * log_rows + deviance,
+        "adjusted_bic": n_parameters * float(np.log((weight + 2) / 24)) + deviance,
+        "caic": n_parameters * (log_rows + 1) + deviance,
+    }
+
+
+def describe_entropy(entropy: float, mass: Array) -> dict[str, float]:
+    """Return how clearly rows belong to classes: 1 if certainly, 0 if by chance.
+
+    Parameters
+    ----------
+    entropy
+        Entropy of the posterior probabilities of all rows times their weights, nats.
+    mass
+        Sum of these probabilities of each class, (n_components,).
+    """
+    weight, n_components = float(mass.sum()), len(mass)
+    if n_components == 1:
+        return {}
+    by_chance = weight * float(scipy.special.entr(mass / weight).sum())
+    return {
+        "entropy_r2": 1 - entropy / by_chance if by_chance > 0 else 1.0,
+        "relative_entropy": 1 - entropy / (weight * float(np.log(n_components))),
+    }
