@@ -53,6 +53,11 @@ distribution. `flows.compare` does so without a dataset, with AIC and BIC.
 `--outcomes age,party` compares columns between the classes of a mixture: means of numbers and
 shares of texts, corrected for rows that are assigned to a wrong class.
 
+`--reliability` prints alpha, ordinal alpha and omega of the sum of the features of a fit, with
+95 % intervals, for all rows and for each segment or group; and the marginal reliability or omega of
+the traits of latent-trait fits. It names items that point the other way, and the values with these
+items reversed. Models are then not compared.
+
 `--folds 5` cross-validates: each model is refitted, with the settings of its artifact, without each
 fold in turn, and evaluated on that fold.
 

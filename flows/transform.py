@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
 from flows.cli.app import EXIT_CODES, make_app, run_app
@@ -64,11 +65,14 @@ from pipeline.inference.transform import (
     TransformTask,
     check_can_be_reconstructed,
     describe_codes,
+    describe_rows_without_score,
 )
 from pipeline.models.base import Model
 from pipeline.models.capabilities import (
+    ScoreKind,
     check_can_impute,
     check_can_reconstruct,
+    check_can_score,
     check_has_person_fit,
 )
 from pipeline.models.known_items import KnownItems, match_items
@@ -113,6 +117,11 @@ mean squared residuals `infit` and `outfit`, and `l_z_star`, for latent-trait fi
 than a standard normal variable, because the code is estimated from the same answers: -1.645 flags
 about 2 % of rows that fit. `l_z_star` (Snijders 2001) corrects this: -1.645 flags about 5 %. A low
 l_z_star, or an outfit far above 1, means that the answers do not fit.
+
+`--scores` scores rows of a latent-trait fit in another way than by the posterior mean: the arrays
+are then `score`, `standard_error` and, for ml and wle, `is_finite`. Rows with only the lowest or
+only the highest answers have no ml score. `sum` adds the levels, counted from 0; items that point
+the other way count in reverse, and missing answers as the fit expects them.
 
 `--reconstruct probabilities` adds P(x = 1 | codes) for every row and feature, also where the value
 is missing. `--reconstruct bits` adds bits instead: 1 where that probability is above ½. If some
@@ -180,6 +189,14 @@ class TransformOptions:
         Switch,
         Option(group=OUTPUT, help="Also write how well the answers of each row fit its code."),
     ] = False
+    scores: Annotated[
+        ScoreKind,
+        Option(
+            group=OUTPUT,
+            help="How to score rows by a latent-trait fit: by the posterior mean (eap) or mode "
+            "(map), maximum likelihood (ml), Warm's weighted likelihood (wle), or the sum.",
+        ),
+    ] = "eap"
     standardize: Standardize = False
     seed: Seed = 0
     where: ExecutorOptions = field(default_factory=ExecutorOptions)
@@ -228,6 +245,7 @@ class TransformJob:
             self.options.reconstruct,
             self.options.impute,
             self.options.person_fit,
+            self.options.scores,
             list_features_to_reconstruct(self.dataset),
         )
 
@@ -248,6 +266,7 @@ class TransformJob:
             "reconstruct": self.options.reconstruct,
             **({"impute": self.options.impute} if self.options.impute else {}),
             **({"person_fit": True} if self.options.person_fit else {}),
+            **({"scores": self.options.scores} if self.options.scores != "eap" else {}),
         }
 
     @cached_property
@@ -305,6 +324,9 @@ def _publish_codes(
         {**job.provenance, "artifact_path": job.coder.path, "warnings": warnings},
     )
     codes = open_codes(job.work_folder.results.codes_folder)
+    if "is_finite" in codes:
+        n_without = int(np.count_nonzero(~codes["is_finite"][:]))
+        warnings += describe_rows_without_score(job.options.scores, n_without)
     scale = None
     if isinstance(job.output, Path) and has_table_suffix(job.output.name):
         scale = _publish_table(job, codes, job.output, progress)
@@ -361,6 +383,14 @@ def prepare_transform(options: TransformOptions) -> TransformJob:
         check_can_impute(coder.model)
     if options.person_fit:
         check_has_person_fit(coder.model)
+    if options.scores != "eap":
+        check_can_score(coder.model, coder.params, options.scores)
+        for name in ("reconstruct", "impute", "person_fit", "standardize"):
+            if getattr(options, name):
+                raise FitError(
+                    f"{{scores={options.scores}}} cannot be combined with {{{name}}}, which uses "
+                    "the posterior mean. Leave out one of them."
+                )
     split = resolve_split(dataset, options.split)
     check_row_columns(dataset, split)
     if split is None:

@@ -82,6 +82,7 @@ from pipeline.evaluation.neighbourhoods import (
 )
 from pipeline.evaluation.prediction import find_target_labels
 from pipeline.evaluation.records import describe_outcome, describe_provenance
+from pipeline.evaluation.reliability import describe_reliability
 from pipeline.executors.base import Executor, choose_executor
 from pipeline.executors.progress import Progress, ignore_progress
 from pipeline.fitting.fit_statistics import add_fit_statistics
@@ -101,10 +102,16 @@ from pipeline.inference.transform import (
     Reconstruction,
     TransformTask,
     check_can_be_reconstructed,
+    describe_rows_without_score,
     transform_rows,
 )
 from pipeline.models.base import Model
-from pipeline.models.capabilities import FitRecord, check_can_sample
+from pipeline.models.capabilities import (
+    FitRecord,
+    ScoreKind,
+    check_can_sample,
+    check_can_score,
+)
 from pipeline.models.known_items import KnownItems, get_fitted_items, parse_known_items
 from pipeline.models.latent_trait.params import ItemKind
 from pipeline.models.state import FitState
@@ -388,6 +395,7 @@ def transform(
     split: str | None = None,
     reconstruct: Reconstruction | None = None,
     impute: Reconstruction | None = None,
+    scores: ScoreKind = "eap",
     seed: int = 0,
     n_jobs: int = -1,
     executor: Executor | str | None = None,
@@ -411,6 +419,13 @@ def transform(
         Adds completed rows, of the same kinds as `reconstruct`. Observed values are kept. Missing
         values are predicted from all observed values of their row, exactly. The array is called
         `imputed_probabilities`, `imputed_bits`, and so on.
+    scores
+        How to score rows by a latent-trait fit: "eap", the posterior mean; "map", its mode; "ml",
+        maximum likelihood; "wle", Warm's weighted likelihood; or "sum", of the levels counted from
+        0, in which items that point the other way count in reverse, and missing answers as
+        expected. Except for "eap", the arrays are `score` and `standard_error`, and `is_finite` for
+        "ml" and "wle"; rows that have only the lowest or only the highest answers have no "ml"
+        score.
     seed, n_jobs, executor, progress
         As for `fit`.
 
@@ -432,6 +447,7 @@ def transform(
         split=split,
         reconstruct=reconstruct,
         impute=impute,
+        scores=scores,
         seed=seed,
         executor=choose_executor(executor, n_jobs),
         progress=progress,
@@ -445,6 +461,7 @@ def transform_dataset(
     split: str | None = None,
     reconstruct: Reconstruction | None = None,
     impute: Reconstruction | None = None,
+    scores: ScoreKind = "eap",
     seed: int = 0,
     executor: Executor,
     progress: Progress | None = None,
@@ -456,13 +473,25 @@ def transform_dataset(
             if kind not in (None, *get_args(Reconstruction)):
                 kinds = ", ".join(map(repr, get_args(Reconstruction)))
                 raise FitError(f"{name} must be {kinds} or None, not {kind!r}.")
+        if scores not in get_args(ScoreKind):
+            kinds = ", ".join(map(repr, get_args(ScoreKind)))
+            raise FitError(f"scores must be {kinds}, not {scores!r}.")
+        if scores != "eap":
+            check_can_score(fitted.model, fitted.params, scores)
+            if reconstruct or impute:
+                raise FitError(f"scores={scores!r} cannot be combined with reconstruct or impute.")
         rows = make_row_source(dataset, split)
         task = _make_transform_task(fitted, dataset, rows, seed)
         features = list_features_to_reconstruct(dataset)
-        added_arrays = AddedArrays(reconstruct, impute, features=features)
+        added_arrays = AddedArrays(reconstruct, impute, scores=scores, features=features)
         check_can_be_reconstructed(added_arrays, features)
         task = replace(task, added_arrays=added_arrays)
-        return LatentCodes(transform_rows(task, rows, executor, show))
+        codes = LatentCodes(transform_rows(task, rows, executor, show))
+    if "is_finite" in codes:
+        n_without = int(np.count_nonzero(~codes["is_finite"]))
+        for text in describe_rows_without_score(scores, n_without):
+            warn(text, stacklevel=3)
+    return codes
 
 
 def adapt_to_fit(dataset: Dataset, fitted: Fitted, split: str | None = None) -> Dataset:
@@ -534,6 +563,7 @@ def evaluate(
     dif_purify: bool = False,
     outcomes: Sequence[str] = (),
     correction: Correction = "bch",
+    reliability: bool = False,
     calibration: bool = False,
     scores: bool | None = None,
     seed: int = 0,
@@ -566,12 +596,14 @@ def evaluate(
         texts.
     correction
         How to allow for rows that are assigned to a wrong class: "bch", "ml" or "none".
+    reliability
+        Whether to describe the reliability of the sum of the features.
     calibration
         Whether to compare shares of ones, and of joint ones, with those in rows drawn from the
         model.
     scores
-        Whether to measure likelihoods, reconstructions and neighbours; None does so unless `dif` or
-        `outcomes` are given without a label.
+        Whether to measure likelihoods, reconstructions and neighbours; None does so unless `dif`,
+        `outcomes` or `reliability` are given without a label.
     seed, n_jobs, executor, progress
         As for `fit`.
 
@@ -588,7 +620,10 @@ def evaluate(
         all codes are equal: `neighbourhoods` and, with a label, `neighbour_labels`. With `dif`:
         `item_bias`. With outcomes: `classification`, P(assigned class | class), and `outcomes` with
         the estimates and standard errors of each class and a Wald test that all are equal. With
-        `calibration`: `marginals` and `pairs`. `tables` has the columns of tables, such as
+        `reliability`: a list of that name, with a dictionary for all rows and one for each segment
+        or group; `coefficients` has alpha, ordinal alpha and omega with errors and intervals,
+        `turned` the same with the items in `reversed` reversed, and `traits` what a latent-trait
+        fit implies. With `calibration`: `marginals` and `pairs`. `tables` has the columns of tables, such as
         `pandas.DataFrame(evaluation.tables["dif"])`.
 
     Raises
@@ -602,7 +637,7 @@ def evaluate(
         check_has_levels(dataset, "label")
         dataset = adapt_to_fit(dataset, fitted, fitted_split)
     if scores is None:
-        scores = label is not None or not (dif or outcomes)
+        scores = label is not None or not (dif or outcomes or reliability)
     with _translate_errors(dataset), show_progress(progress) as show:
         labels = find_target_labels(fitted.model, fitted.params, fitted.labels, dataset)
         subject = replace(_make_subject(fitted, dataset), labels=labels)
@@ -613,6 +648,11 @@ def evaluate(
             found["item_bias"] = _test_item_bias(fitted, dataset, split, groups, *run)
         if outcomes:
             found |= _relate_classes(fitted, subject, dataset, split, outcomes, correction, *run)
+        if reliability:
+            weights = measure_recorded_weights(fitted.manifest, dataset, split)
+            own_rows = make_row_source(dataset, split, weights=weights)
+            described = (list_features(dataset), dataset.segment_names, {"fit": subject})
+            found["reliability"] = describe_reliability(own_rows, *described, executor, show)
         if scores:
             vote = None
             if label is not None:

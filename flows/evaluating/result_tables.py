@@ -12,7 +12,8 @@ def make_result_tables(summary: Mapping[str, Any]) -> dict[str, Columns]:
     """Return the tables of an evaluation by name, without empty ones.
 
     `models` has a line per model, `dif` per item, `likelihood-ratio` per test, `outcomes` per class
-    and level of a column, and `calibration` per bin of the shares of ones that a model implies.
+    and level of a column, `reliability` per group and coefficient, `reliability-items` per group and
+    item, and `calibration` per bin of the shares of ones that a model implies.
     """
     models = summary.get("models", [])
     lines = {
@@ -20,6 +21,12 @@ def make_result_tables(summary: Mapping[str, Any]) -> dict[str, Columns]:
         "dif": [*_iter_items(summary.get("item_bias") or {})],
         "likelihood-ratio": summary.get("likelihood_ratio_tests", []),
         "outcomes": [*_iter_outcomes(summary.get("outcomes", []))],
+        "reliability": [*_iter_coefficients(summary.get("reliability", []))],
+        "reliability-items": [
+            {"group": group["group"], **item}
+            for group in summary.get("reliability", [])
+            for item in group.get("by_item", [])
+        ],
         "calibration": [*_iter_calibration(models)],
     }
     return {name: _collect(own) for name, own in lines.items() if own}
@@ -85,6 +92,28 @@ def _iter_outcomes(outcomes: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, 
                         "error": error,
                         **{name: outcome[name] for name in ("chi2", "df", "p")},
                     }
+
+
+def _iter_coefficients(reliability: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Iterate over coefficients, as the items are and with some reversed, then over traits."""
+    for group in reliability:
+        own = {"group": group["group"], "rows": group["rows"], "items": len(group["items"])}
+        for turned, key in (("", "coefficients"), (",".join(group.get("reversed", [])), "turned")):
+            for name, entry in (group.get(key) or {}).items():
+                if entry is not None:
+                    low, high = entry["interval"] or (None, None)
+                    values = {"value": entry["value"], "standard_error": entry["standard_error"]}
+                    yield {
+                        **own,
+                        "coefficient": name,
+                        "reversed": turned,
+                        **values,
+                        "low": low,
+                        "high": high,
+                    }
+        for model, traits in group["traits"].items():
+            for name, value in traits.items():
+                yield {**own, "coefficient": f"{name} of {model}", "reversed": "", "value": value}
 
 
 def _iter_calibration(models: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -76,6 +76,7 @@ from pipeline.evaluation.calibration import (
     count_observed_pairs,
     describe_calibration,
 )
+from pipeline.evaluation.class_outcomes import measure_recorded_weights
 from pipeline.evaluation.evaluate import (
     LikelihoodMeasure,
     ModelScores,
@@ -97,6 +98,10 @@ from pipeline.evaluation.neighbourhoods import (
     describe_code_quality,
     draw_dataset_rows,
     draw_labelled_rows,
+)
+from pipeline.evaluation.reliability import (
+    check_has_scores,
+    describe_reliability,
 )
 from pipeline.executors.base import Executor, SerialExecutor
 from pipeline.executors.progress import Progress
@@ -168,6 +173,14 @@ class EvaluateOptions:
             help="Compare nested fits to the same rows by likelihood-ratio tests.",
         ),
     ] = False
+    reliability: Annotated[
+        bool,
+        Switch,
+        Option(
+            group=MODEL,
+            help="Print alpha and omega of the features of a fit.",
+        ),
+    ] = False
     outcomes: OutcomeColumns = None
     correction: OutcomeCorrection = None
     with_baselines: Annotated[
@@ -198,7 +211,8 @@ class EvaluateOptions:
     @property
     def compares_models(self) -> bool:
         """Whether to compare the models, which is not done if something else was asked for."""
-        has_other = self.dif is not None or self.outcomes is not None or self.likelihood_ratio
+        has_other = self.dif is not None or self.outcomes is not None
+        has_other |= self.likelihood_ratio or self.reliability
         is_needed = self.label is not None or self.folds is not None
         return self.with_comparison or is_needed or not has_other
 
@@ -293,6 +307,8 @@ def prepare_evaluation(options: EvaluateOptions) -> EvaluationPlan:
     if options.dif_test == "likelihood-ratio":
         check_has_no_asymptotes({model.name: model.manifest for model in models})
     groups = find_dif_groups(dataset, split, options.dif, options.dif_test, options.dif_purify)
+    if options.reliability:
+        check_has_scores(list_features(dataset))
     if options.outcomes is not None and options.folds is not None:
         raise FitError("{outcomes} cannot be combined with {folds}. Leave out one of them.")
     outcomes = plan_outcomes(dataset, split, options.outcomes, options.correction, models)
@@ -306,7 +322,9 @@ def run_evaluation_stages(
 ) -> dict[str, Any]:
     """Run the stages of a checked evaluation, and return its summary."""
     job = EvaluationJob(**vars(plan), executor=stages.executor, progress=progress)
-    item_bias, outcomes = None, list[dict[str, Any]]()
+    item_bias, reliability, outcomes = None, list[dict[str, Any]](), list[dict[str, Any]]()
+    if plan.options.reliability:
+        reliability = stages.run("reliability", partial(_describe_reliability, job))
     if plan.groups is not None:
         item_bias = stages.run("item bias", partial(_test_item_bias, job, plan.groups))
     if plan.outcome_plan is not None:
@@ -321,6 +339,7 @@ def run_evaluation_stages(
         **_run_comparison(job, stages),
         "likelihood_ratio_tests": list(plan.likelihood_ratio_tests),
         "item_bias": item_bias,
+        "reliability": reliability,
         "outcomes": outcomes,
     }
     if plan.options.tables is not None:
@@ -406,6 +425,16 @@ def _count_observed_pairs(job: EvaluationJob) -> PairCounts:
     return count_observed_pairs(
         job.make_row_source(), job.planes_and_features[0], job.executor, job.progress
     )
+
+
+def _describe_reliability(job: EvaluationJob) -> list[dict[str, Any]]:
+    """Describe the sum of the features, with the weights of the first fit."""
+    weights = measure_recorded_weights(job.models[0].manifest, job.dataset, job.split)
+    memory, names = compute_row_memory(job.executor), job.dataset.segment_names
+    rows = make_row_source(job.dataset, job.split, memory, weights=weights)
+    subjects = {model.name: model.subject for model in job.models}
+    arguments = (list_features(job.dataset), names, subjects, job.executor, job.progress)
+    return describe_reliability(rows, *arguments)
 
 
 def _test_item_bias(job: EvaluationJob, groups: DifGroups) -> dict[str, Any]:

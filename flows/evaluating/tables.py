@@ -11,6 +11,7 @@ from rich.table import Table
 
 from flows.cli.summary import format_row_count, join_names, make_table
 from flows.evaluating.outcomes import format_p, print_outcomes
+from flows.evaluating.reliability import print_reliability
 
 _CONSOLE_WIDTH = 400  # wide enough not to break lines of the table
 LIKELIHOOD_MEASURES = (
@@ -121,7 +122,8 @@ def _print_comparison(summary: Mapping[str, Any], console: Console, details: boo
 
 
 def _print_tests(summary: Mapping[str, Any], console: Console) -> None:
-    """Print what was asked for: item bias, likelihood ratios and outcomes of classes."""
+    """Print what was asked for: reliability, item bias, likelihood ratios, outcomes of classes."""
+    print_reliability(summary["reliability"], console)
     if bias := summary["item_bias"]:
         console.print(_make_bias_table(bias))
         console.print(_BIAS_NOTES[bias["test"]], markup=False)

@@ -203,7 +203,9 @@ def _iter_array_groups(
     for name, values in arrays.items():
         if has_errors and name == "mean":
             yield ArrayGroup(dims[name], {name: values, "sd": np.sqrt(arrays["variance"])})
-        elif not (has_errors and name == "variance"):
+        elif name == "score":
+            yield ArrayGroup(dims[name], {n: arrays[n] for n in ("score", "standard_error")})
+        elif name != "standard_error" and not (has_errors and name == "variance"):
             yield ArrayGroup(dims[name], {name: values})
 
 

@@ -26,8 +26,10 @@ from pipeline.models.base import Model
 from pipeline.models.capabilities import (
     CanImpute,
     LogLikelihood,
+    ScoreKind,
     check_can_impute,
     check_can_reconstruct,
+    check_can_score,
     check_has_continuous_features,
     check_has_person_fit,
 )
@@ -70,6 +72,8 @@ class AddedArrays(NamedTuple):
         The array has the same name, with `_` for `-`, after `imputed_`.
     person_fit
         Whether to return how well the answers of each row fit its code.
+    scores
+        What to return instead of codes.
     features
         The features of the rows; empty if all are binary.
     """
@@ -77,6 +81,7 @@ class AddedArrays(NamedTuple):
     reconstruction: Reconstruction | None = None
     imputation: Reconstruction | None = None
     person_fit: bool = False
+    scores: ScoreKind = "eap"
     features: tuple[Feature, ...] = ()
 
 
@@ -114,7 +119,9 @@ class TransformTask:
                 nats = compute_likelihoods(self.model, self.measure, params, block, self.rng).nats
                 coded = {self.measure: nats}
             stored = {
-                name: cast_for_storage(name, values, block.rows, self.dtype)
+                name: cast_for_storage(
+                    name, values, block.rows, self.dtype, coded.get("is_finite", True)
+                )
                 for name, values in {ROW: block.rows, **coded}.items()
             }
             fill_places(codes, row_range, places, stored)
@@ -152,7 +159,9 @@ def describe_codes(
     """Describe the arrays that a `TransformTask` returns, without any data."""
     empty = make_empty_rows(params, 0, n_planes)
     codes = _code_block(model, params, empty, RowRandom(0), added_arrays)
-    dims = dict(model.codes)
+    dims = {**model.codes, "score": ("component",), "standard_error": ("component",)}
+    if added_arrays.scores == "sum":
+        dims |= {"score": (), "standard_error": ()}
     for prefix, kind in (("", added_arrays.reconstruction), (_IMPUTED, added_arrays.imputation)):
         if kind is not None:
             has_levels = kind == "probabilities" and added_arrays.features
@@ -171,6 +180,8 @@ def _code_block(
     model: Model, params: Any, block: BinaryBlock, rng: RowRandom, added_arrays: AddedArrays
 ) -> dict[str, NDArray[Any]]:
     """Return the codes of a block's rows, and the added arrays."""
+    if (scores := added_arrays.scores) != "eap":
+        return dict(check_can_score(model, params, scores).score_rows(params, block, scores))
     codes = dict(model.transform(params, block, rng))
     if added_arrays.person_fit:
         codes |= check_has_person_fit(model).person_fit(params, block, codes["mean"])
@@ -227,6 +238,20 @@ def _reconstruct_features(
     return find_likely_levels(levels, features) if kind == "levels" else levels
 
 
+def describe_rows_without_score(kind: ScoreKind, n_rows: int) -> list[str]:
+    """Return a warning if some rows have no score of this kind."""
+    if not n_rows:
+        return []
+    rows = "1 row has" if n_rows == 1 else f"{n_rows:,} rows have"
+    reason, others = ("no answers", "eap")
+    if kind == "ml":
+        reason, others = "only the lowest or only the highest answers", "wle or sum"
+    return [
+        f"{rows} no {kind} score (score is NaN, is_finite is false), such as rows with {reason}; "
+        f"{others} scores them too"
+    ]
+
+
 def check_can_be_reconstructed(added_arrays: AddedArrays, features: Sequence[Feature]) -> None:
     """Refuse levels of continuous features, and bits of features with several levels."""
     for option, kind in (
@@ -275,15 +300,22 @@ def iter_portions(n_rows: int, n_features: int) -> Iterator[slice]:
 
 
 def cast_for_storage(
-    name: str, values: NDArray[Any], rows: NDArray[np.int64], dtype: str
+    name: str,
+    values: NDArray[Any],
+    rows: NDArray[np.int64],
+    dtype: str,
+    is_finite: NDArray[np.bool_] | bool = True,
 ) -> NDArray[Any]:
-    """Cast values to the type in which they are stored."""
+    """Cast values to the type in which they are stored; rows that are not finite may be NaN."""
     if values.dtype.kind != "f":
         return values
     with np.errstate(over="ignore"):
         stored = values.astype(dtype)
     if not (finite := np.isfinite(stored)).all():
-        k = int(np.argmin(finite.reshape(len(rows), -1).all(axis=1)))
+        finite = finite.reshape(len(rows), -1).all(axis=1) | np.logical_not(is_finite)
+        if finite.all():
+            return stored
+        k = int(np.argmin(finite))
         raise FitError(
             f"row {rows[k] + 1}: the codes in {name} are not finite. Fit again with other settings."
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -261,6 +261,24 @@ class HasPersonFit(Protocol):
         self, params: Any, block: BinaryBlock, codes: Array
     ) -> Mapping[str, NDArray[np.float64]]:
         """MAP: return indices by name, (n_samples,) each, given the codes `mean`."""
+
+
+ScoreKind = Literal["eap", "map", "ml", "wle", "sum"]
+"""How rows are scored: by the mean of the posterior, its mode, the maximum of the likelihood, or of
+Warm's weighted likelihood; or by the sum of the answers."""
+
+
+@runtime_checkable
+class CanScore(Protocol):
+    """Scores rows in several ways."""
+
+    def score_rows(
+        self, params: Any, block: BinaryBlock, kind: ScoreKind
+    ) -> Mapping[str, NDArray[Any]]:
+        """MAP: return `score` and `standard_error` of each row, and `is_finite` if some have none.
+
+        Both are (n_samples, n_components), or (n_samples,) for sums.
+        """
 
 
 class ItemCurves(NamedTuple):
@@ -588,6 +606,21 @@ def check_has_person_fit(model: Model) -> HasPersonFit:
     if isinstance(model, HasPersonFit):
         return model
     raise FitError(f"The model {model.name} has no person fit. Leave out {{person_fit}}.")
+
+
+def check_can_score(model: Model, params: Any, kind: ScoreKind) -> CanScore:
+    """Return the model if it scores rows in this way; refuse any other."""
+    if not isinstance(model, CanScore):
+        raise FitError(
+            f"The model {model.name} has no {kind} scores, only its codes. Leave out {{scores}}."
+        )
+    if kind == "wle" and (q := params.weights.shape[1]) > 1:
+        raise FitError(
+            f"{{scores=wle}} is of one trait, but the fit has {q}. Choose {{scores=map}}."
+        )
+    if kind == "sum" and getattr(params, "units", None) is not None:
+        raise FitError("{scores=sum} is of levels, but some features are continuous. Choose eap.")
+    return model
 
 
 def check_can_reconstruct(model: Model) -> CanReconstruct:

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import latentbits as lb
 from flows.data.datasets import load_fitted_model
 from pipeline.data.blocks import pack_block
 from pipeline.data.matching import UNKNOWN_SEGMENT
+from pipeline.errors import FitError
 from pipeline.models.capabilities import CanReconstruct
 from pipeline.models.registry import find_model_class, find_models
 from pipeline.random import RowRandom
@@ -516,3 +518,52 @@ def test_a_damaged_chunk_of_the_dataset(refused, folder, tmp_path):
     other = Path(shutil.copytree(folder / "d.zarr", tmp_path / "o.zarr"))
     (other / "bits" / "c" / "0" / "0").unlink()
     assert "bits: chunk 0 is missing" in refused(dataset=other)
+
+
+def test_scores_of_a_trait_are_chosen_and_rows_without_one_are_counted(
+    cli: Any, tmp_path: Path
+) -> None:
+    """Rows of the same answers throughout, one with none, and a reversed item."""
+    rng = np.random.default_rng(0)
+    X = (rng.standard_normal((300, 6)) + rng.standard_normal((300, 1)) > 0).astype(np.uint8)
+    X[:, 5] = 1 - X[:, 5]
+    X[0], X[1, :5], X[1, 5] = [1, 1, 1, 1, 1, 0], 0, 1
+    observed = np.ones_like(X)
+    observed[2], observed[3, 0] = [0, 0, 0, 0, 0, 1], 0
+    dataset = write_arrays(tmp_path / "d.zarr", X * observed, observed).path
+    fit = ("--dataset", dataset, "--model", "latent-trait", "--components", 1, "--no-report")
+    assert (done := cli("fit", *fit, "--output", tmp_path / "r")).code == 0, done.err
+    line = ("--dataset", dataset, "--artifact", tmp_path / "r", "--dtype", "float64")
+    for kind in ("map", "ml", "wle", "sum"):
+        done = cli("transform", *line, "--scores", kind, "--output", tmp_path / f"{kind}.csv")
+        assert done.code == 0, done.err
+        lines = (tmp_path / f"{kind}.csv").read_text().splitlines()
+        suffix = "" if kind == "sum" else "_1"
+        names = lines[0].replace('"', "").split(",")
+        assert names[1:3] == [f"score{suffix}", f"standard_error{suffix}"]
+        assert ("is_finite" in names) == (kind in ("ml", "wle"))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = lb.transform(str(tmp_path / "r"), str(dataset), scores=kind)
+        assert any("no ml score" in str(warning.message) for warning in caught) == (kind == "ml")
+        expected = [float(np.ravel(found[name][3])[0]) for name in ("score", "standard_error")]
+        assert [float(value) for value in lines[4].split(",")[1:3]] == pytest.approx(expected)
+        if kind == "sum":
+            assert [float(text.split(",")[1]) for text in lines[1:3]] == [6, 0]
+        if kind == "ml":
+            text = " ".join(done.out.split())
+            n = sum(line.endswith("false") for line in lines)
+            assert n >= 3
+            assert f"{n} rows have no ml score" in text
+            assert "wle or sum scores them too" in text
+    refused = cli("transform", *line, "--scores", "ml", "--person-fit", "--output", tmp_path / "x")
+    assert refused.code == 2
+    assert "--scores ml cannot be combined with --person-fit" in " ".join(refused.err.split())
+
+
+def test_models_without_traits_refuse_scores_by_name() -> None:
+    fitted = lb.fit("example:digits", "bernoulli-mixture", components=2, max_iter=2)
+    with pytest.raises(FitError, match="bernoulli-mixture has no wle scores"):
+        lb.transform(fitted, "example:digits", scores="wle")
+    with pytest.raises(FitError, match="scores must be 'eap'"):
+        lb.transform(fitted, "example:digits", scores="best")

@@ -112,7 +112,7 @@ from pipeline.learning.held_out import (
     run_e_step_with_held_out,
 )
 from pipeline.models.base import Model
-from pipeline.models.capabilities import FitRecord, ItemCurves, LogLikelihood
+from pipeline.models.capabilities import FitRecord, ItemCurves, LogLikelihood, ScoreKind
 from pipeline.models.latent_trait.asymptotes import (
     ASYMPTOTES,
     BOUNDARY,
@@ -276,6 +276,7 @@ from pipeline.numerics.logistic.categories.curves import (
 )
 from pipeline.numerics.logistic.categories.fit import compute_person_fit
 from pipeline.numerics.logistic.categories.gaussian_items import MIN_DEVIATION, GaussianItems
+from pipeline.numerics.logistic.categories.row_scores import compute_row_scores, sum_answers
 from pipeline.numerics.logistic.categories.scores import (
     LevelSums,
     RowRegression,
@@ -1944,6 +1945,34 @@ class LatentTrait(Model):
         mean, covariance = compute_codes(params, self.items, block)
         variance = np.diagonal(covariance, axis1=1, axis2=2)
         return {"mean": mean, "variance": variance, "covariance": covariance}
+
+    def score_rows(
+        self, params: LatentTraitParams, block: BinaryBlock, kind: ScoreKind
+    ) -> Mapping[str, NDArray[Any]]:
+        """Return `score` and `standard_error` of each row, and `is_finite` for `ml` and `wle`.
+
+        `transform` computes `eap`. Rows without answers, and for `ml` those with only the lowest or
+        only the highest answers, have no finite maximum: their scores are NaN. A sum counts the
+        items that point the other way in reverse, and missing answers as expected at the posterior
+        mean; its error is that of the answers given the trait.
+        """
+        X, observed = unpack_answers(params, block)
+        items, group = (
+            params.get_level_items(self.items, block.segment),
+            params.get_group(block.segment),
+        )
+        if kind == "sum":
+            mean, _ = compute_codes(params, self.items, block)
+            is_reversed = find_reversed_items(params.weights)
+            score, variance = sum_answers(X, observed, items, mean, is_reversed)
+            return {"score": score, "standard_error": np.sqrt(variance)}
+        group = params.get_group(block.segment)
+        row_means = group.compute_row_means(block.covariates)
+        found = compute_row_scores(X, observed, group.standardize(items), kind, row_means)
+        scores, covariance = group.to_traits(found.scores, found.covariance)
+        variance = np.diagonal(covariance, axis1=1, axis2=2)
+        arrays: dict[str, NDArray[Any]] = {"score": scores, "standard_error": np.sqrt(variance)}
+        return arrays if kind == "map" else arrays | {"is_finite": found.is_finite}
 
     def person_fit(
         self, params: LatentTraitParams, block: BinaryBlock, codes: Array

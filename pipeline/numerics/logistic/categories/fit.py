@@ -55,7 +55,7 @@ class PersonFit(NamedTuple):
     l_z_star: Floats
 
 
-class _LevelAnswers(NamedTuple):
+class LevelAnswers(NamedTuple):
     """Answers of some rows to items with the same number of levels m + 1.
 
     Attributes
@@ -89,9 +89,10 @@ class _LevelAnswers(NamedTuple):
         return mask, squares, np.maximum(variance, _TINY)
 
 
-def _iter_answers(
+def iter_answers(
     X: Answers, observed: Bits | None, items: LevelItems, codes: Floats
-) -> Iterator[_LevelAnswers]:
+) -> Iterator[LevelAnswers]:
+    """Yield the answers of portions of the rows, by items with equal numbers of levels."""
     n = len(items.offsets)
     height = max(1, _BATCH_ENTRIES // max(n, 1))
     for start in range(0, len(X), height):
@@ -106,7 +107,7 @@ def _iter_answers(
             else:
                 P = _compute_binary_probabilities(eta[alike.planes[:, 0]], items.asymptotes)
             levels = count_levels_at_nodes(ones, mask, alike)
-            yield _LevelAnswers(rows, alike, eta, levels, P)
+            yield LevelAnswers(rows, alike, eta, levels, P)
 
 
 def _compute_binary_probabilities(eta: Floats, asymptotes: Asymptotes | None) -> Floats:
@@ -122,7 +123,7 @@ def _compute_binary_probabilities(eta: Floats, asymptotes: Asymptotes | None) ->
     return P
 
 
-class _NumberAnswers(NamedTuple):
+class NumberAnswers(NamedTuple):
     """Mask and standardized residuals of continuous items, (n_samples, n_continuous) each."""
 
     mask: Floats
@@ -131,7 +132,7 @@ class _NumberAnswers(NamedTuple):
     @classmethod
     def from_rows(
         cls, X: Answers, observed: Bits | None, items: LevelItems, codes: Floats
-    ) -> _NumberAnswers:
+    ) -> NumberAnswers:
         """Compare the values of rows with those expected at their codes; 0 where missing."""
         n, gaussians = len(items.offsets), items.gaussians
         values = X[:, n:].astype(np.float64)
@@ -153,14 +154,14 @@ def sum_residuals(
     mean = posterior.mean
     weights = np.ones(len(X)) if row_weights is None else row_weights
     sums = np.zeros((4, len(items.n_planes)))
-    for answers in _iter_answers(X, observed, items, mean):
+    for answers in iter_answers(X, observed, items, mean):
         mask, squares, variance = answers.compute_residuals()
         for total, part in zip(
             sums, (mask, squares, mask * variance, squares / variance), strict=True
         ):
             total[answers.alike.features] += part @ weights[answers.rows]
     if items.gaussians is not None:
-        numbers = _NumberAnswers.from_rows(X, observed, items, mean)
+        numbers = NumberAnswers.from_rows(X, observed, items, mean)
         own, variance = items.n_planes == 0, items.gaussians.deviations**2
         n_values, squares = weights @ numbers.mask, weights @ numbers.z**2
         sums[:, own] = n_values, squares * variance, n_values * variance, squares
@@ -194,7 +195,7 @@ def compute_person_fit(
     # Sums over the items of a row.
     residuals, variance, n_values, squares, spread, standardized = np.zeros((6, n))
     score, moments, information = np.zeros((n, q)), np.zeros((n, q)), np.zeros((n, q * q))
-    for answers in _iter_answers(X, observed, items, codes):
+    for answers in iter_answers(X, observed, items, codes):
         rows, alike, P = answers.rows, answers.alike, answers.P
         log_p = np.log(np.maximum(P, _TINY))
         mask, own_squares, own_variance = answers.compute_residuals()
@@ -217,7 +218,7 @@ def compute_person_fit(
                 information[rows] += (slopes * first[:, :, k]).sum(axis=1).T @ products
     information = information.reshape(n, q, q)
     if (gaussians := items.gaussians) is not None:
-        numbers = _NumberAnswers.from_rows(X, observed, items, codes)
+        numbers = NumberAnswers.from_rows(X, observed, items, codes)
         mask, z_squared = numbers.mask, numbers.z**2
         # log p is its mean + ½ − z² / 2 with a standard normal z, whose variance is ½.
         residuals += (0.5 * (mask - z_squared)).sum(axis=1)
