@@ -35,7 +35,7 @@ from pipeline.numerics.gaussian.polychoric_influence import (
 )
 from pipeline.numerics.logistic.categories.curves import compute_item_information
 from pipeline.numerics.logistic.information import average_reliability
-from pipeline.numerics.reliability import (
+from pipeline.numerics.spectra.reliability import (
     compute_alpha,
     compute_omega,
     compute_trait_omega,
@@ -68,7 +68,8 @@ class _Influence(NamedTuple):
     def compute(self, t: Array, m: Array) -> Array:
         """Return the influence of each row, (n_samples,)."""
         by_row: Array = ((t @ self.joint) * t).sum(axis=1)
-        return by_row + ((m @ self.constant - t @ self.single) * m).sum(axis=1)
+        by_row += ((m @ self.constant - t @ self.single) * m).sum(axis=1)
+        return by_row
 
 
 class _RowInfluence(NamedTuple):

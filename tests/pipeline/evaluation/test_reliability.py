@@ -14,7 +14,7 @@ from pipeline.data.features import list_features
 from pipeline.errors import FitError
 from pipeline.evaluation.reliability import describe_reliability
 from pipeline.executors.base import SerialExecutor
-from pipeline.numerics.reliability import compute_trait_omega
+from pipeline.numerics.spectra.reliability import compute_trait_omega
 from tests.support.data import find_reference
 
 KEYS = {

@@ -195,8 +195,8 @@ def _find_starts(X: Answers, observed: Bits | None, items: LevelItems) -> Floats
     points = np.linspace(-6, 6, _N_STARTS)[:, None]
     curves = items.tabulate(points)
     mask = np.ones(X.shape) if observed is None else observed.astype(np.float64)
-    likelihood = (X * mask) @ curves.slopes + mask @ curves.constants
-    return points[likelihood.argmax(axis=1)]
+    likelihood: Floats = (X * mask) @ curves.slopes + mask @ curves.constants
+    return np.asarray(points[likelihood.argmax(axis=1)])
 
 
 def _sum_slopes(
