@@ -56,13 +56,13 @@ shares of texts, corrected for rows that are assigned to a wrong class.
 `--reliability` prints alpha, ordinal alpha and omega of the sum of the features of a fit, with
 95 % intervals, for all rows and for each segment or group; and the marginal reliability or omega of
 the traits of latent-trait fits. It names items that point the other way, and the values with these
-items reversed. Models are then not compared.
+items reversed.
 
 `--folds 5` cross-validates: each model is refitted, with the settings of its artifact, without each
 fold in turn, and evaluated on that fold.
 
-With `--dif`, `--outcomes` or `--likelihood-ratio`, only these tables are made. `--all` compares the
-models too. `--tables FOLDER` writes all tables as .csv files.
+With `--dif`, `--outcomes`, `--likelihood-ratio` or `--reliability`, only these tables are made.
+`--all` compares the models too. `--tables FOLDER` writes all tables as .csv files.
 """
 EXAMPLES = f"""Examples:
 

@@ -623,8 +623,8 @@ def evaluate(
         `reliability`: a list of that name, with a dictionary for all rows and one for each segment
         or group; `coefficients` has alpha, ordinal alpha and omega with errors and intervals,
         `turned` the same with the items in `reversed` reversed, and `traits` what a latent-trait
-        fit implies. With `calibration`: `marginals` and `pairs`. `tables` has the columns of tables, such as
-        `pandas.DataFrame(evaluation.tables["dif"])`.
+        fit implies. With `calibration`: `marginals` and `pairs`. `tables` has the columns of tables,
+        such as `pandas.DataFrame(evaluation.tables["dif"])`.
 
     Raises
     ------

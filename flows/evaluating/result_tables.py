@@ -12,8 +12,8 @@ def make_result_tables(summary: Mapping[str, Any]) -> dict[str, Columns]:
     """Return the tables of an evaluation by name, without empty ones.
 
     `models` has a line per model, `dif` per item, `likelihood-ratio` per test, `outcomes` per class
-    and level of a column, `reliability` per group and coefficient, `reliability-items` per group and
-    item, and `calibration` per bin of the shares of ones that a model implies.
+    and level of a column, `reliability` per group and coefficient, `reliability-items` per group
+    and item, and `calibration` per bin of the shares of ones that a model implies.
     """
     models = summary.get("models", [])
     lines = {

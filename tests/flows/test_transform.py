@@ -562,8 +562,9 @@ def test_scores_of_a_trait_are_chosen_and_rows_without_one_are_counted(
 
 
 def test_models_without_traits_refuse_scores_by_name() -> None:
-    fitted = lb.fit("example:digits", "bernoulli-mixture", components=2, max_iter=2)
+    X = np.random.default_rng(0).integers(0, 2, (50, 3))
+    fitted = lb.fit(X, "bernoulli-mixture", components=2)
     with pytest.raises(FitError, match="bernoulli-mixture has no wle scores"):
-        lb.transform(fitted, "example:digits", scores="wle")
+        lb.transform(fitted, X, scores="wle")
     with pytest.raises(FitError, match="scores must be 'eap'"):
-        lb.transform(fitted, "example:digits", scores="best")
+        lb.transform(fitted, X, scores="best")
