@@ -85,14 +85,10 @@ from pipeline.evaluation.records import describe_outcome, describe_provenance
 from pipeline.evaluation.reliability import describe_reliability
 from pipeline.executors.base import Executor, choose_executor
 from pipeline.executors.progress import Progress, ignore_progress
+from pipeline.fitting.fit_pass import collect_pass_statistics
 from pipeline.fitting.fit_statistics import add_fit_statistics
 from pipeline.fitting.linkage import collect_linkage
-from pipeline.fitting.loop import (
-    collect_first_statistics,
-    collect_pass_statistics,
-    fit_model,
-    start_fit,
-)
+from pipeline.fitting.loop import collect_first_statistics, fit_model, start_fit
 from pipeline.fitting.pair_work import get_pair_job_label
 from pipeline.fitting.prepare import FitRequest, PatternTable, PreparedFit, prepare
 from pipeline.inference.orientation import orient_fit

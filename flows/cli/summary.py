@@ -105,8 +105,9 @@ def list_starts(diagnostics: Mapping[str, Any]) -> list[tuple[str, str]]:
     n_starts = diagnostics.get("starts", 1)
     if n_starts == 1:
         return []
-    n_at_best = diagnostics["starts_at_best"]
-    return [("starts", f"{n_at_best} of {n_starts} that were not stopped early reached the best")]
+    n_at_best, n_rows = diagnostics["starts_at_best"], diagnostics.get("sample_rows")
+    place = "that were not stopped early" if n_rows is None else f"on a sample of {n_rows:,} rows"
+    return [("starts", f"{n_at_best} of {n_starts} {place} reached the best")]
 
 
 def list_likelihood(statistics: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -34,13 +34,8 @@ from pipeline.data.blocks import BinaryBlock, RowSource, iter_blocks, pack_block
 from pipeline.data.datasets import make_row_source
 from pipeline.errors import FitError
 from pipeline.executors.base import limit_blas_threads
-from pipeline.fitting.loop import (
-    check_seed,
-    collect_first_statistics,
-    collect_pass_statistics,
-    fit_model,
-    initialize_fit,
-)
+from pipeline.fitting.fit_pass import collect_pass_statistics
+from pipeline.fitting.loop import check_seed, collect_first_statistics, fit_model, initialize_fit
 from pipeline.models.base import Model
 from pipeline.numerics.spectra.linalg import leading_eigenpairs
 from pipeline.statistics.counts import PairCounts

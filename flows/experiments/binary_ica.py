@@ -41,12 +41,8 @@ from flows.running.flow import run_task
 from pipeline.data.blocks import RowSource
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
-from pipeline.fitting.loop import (
-    collect_first_statistics,
-    collect_pass_statistics,
-    fit_model,
-    initialize_fit,
-)
+from pipeline.fitting.fit_pass import collect_pass_statistics
+from pipeline.fitting.loop import collect_first_statistics, fit_model, initialize_fit
 from pipeline.models.base import Model
 from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.binary_ica.fastica import MAX_ROWS, FastICA

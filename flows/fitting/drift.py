@@ -32,7 +32,7 @@ from pipeline.evaluation.evaluate import (
     score_models,
 )
 from pipeline.executors.base import limit_blas_threads
-from pipeline.fitting.loop import estimate_counting
+from pipeline.fitting.fit_pass import estimate_counting
 from pipeline.fitting.pair_work import get_pair_job_label
 from pipeline.models.base import Model
 from pipeline.models.capabilities import CanReconstruct, HasCompositeLikelihood

@@ -30,14 +30,10 @@ from pipeline.data.features import list_features, list_plane_names
 from pipeline.errors import FitError
 from pipeline.evaluation.records import describe_outcome
 from pipeline.executors.progress import Progress
+from pipeline.fitting.fit_pass import collect_pass_statistics
 from pipeline.fitting.fit_statistics import add_fit_statistics
 from pipeline.fitting.linkage import get_linkage_key
-from pipeline.fitting.loop import (
-    collect_first_statistics,
-    collect_pass_statistics,
-    fit_model,
-    start_fit,
-)
+from pipeline.fitting.loop import collect_first_statistics, fit_model, start_fit
 from pipeline.fitting.pair_work import PairJob, get_pair_job_label
 from pipeline.inference.orientation import orient_fit
 from pipeline.models.state import FitState

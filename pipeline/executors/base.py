@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -141,14 +140,10 @@ class Executor(Protocol):
         """
 
 
-class LocalExecutor(ABC):
+class LocalExecutor(Executor, Protocol):
     """Base of executors of this process, which merges results in the order of the items."""
 
     n_threads: int
-
-    @abstractmethod
-    def map(self, function: Callable[[T], R], items: Iterable[T]) -> Generator[R]:
-        """Apply a function to every item; yield the results in the order of the items."""
 
     def reduce(
         self,

@@ -12,7 +12,7 @@ import scipy
 from pipeline.data.blocks import BinaryBlock, RowSource
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress, ignore_progress
-from pipeline.fitting.loop import estimate_work
+from pipeline.fitting.fit_pass import estimate_work
 from pipeline.models.base import Model
 from pipeline.models.capabilities import HasExactLikelihood, IsMixture
 from pipeline.models.state import FitState

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -28,9 +28,20 @@ from pipeline.data.blocks import (
     join_segments,
 )
 from pipeline.data.features import Feature
-from pipeline.executors.base import Executor
-from pipeline.executors.progress import Progress
+from pipeline.errors import FitError
+from pipeline.executors.base import limit_blas_threads
+from pipeline.fitting.fit_pass import (
+    PassRun,
+    collect_information,
+    collect_pass_statistics,
+    count_starts,
+    fit_pass,
+    sort_starts,
+)
+from pipeline.learning.convergence import find_reachable_objective
 from pipeline.models.base import Model
+from pipeline.models.capabilities import CanAccelerate, CanStartOnSample, CanTakeNewtonSteps
+from pipeline.models.state import FitState
 from pipeline.passes.map_reduce import collect_statistics
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import CountsAndMore, FeatureCounts, count_group_level_rows
@@ -44,6 +55,11 @@ LEAST_COUNT = 10
 _GROWTH, _MAX_SHARE = 2.5, 0.25
 _MAX_SAMPLE, _MAX_VALUES = 1_000_000, 500_000_000
 """Rows and values beyond which a sample does not grow with the rows."""
+_SAMPLE_TOL, _MAX_SAMPLE_TOL = 10.0, 1e-3
+"""Tolerance on a sample: a multiple of that of so few rows, and its limit per row, nats."""
+_MOST_STARTS, _SAMPLE_DIFFERENCE = 3, 3.0
+"""Starts that continue on all rows, and how much worse they may be on a sample: nats per row, times
+the root of its number of rows."""
 
 
 @dataclass(frozen=True)
@@ -97,26 +113,109 @@ class _ChunkReader:
         return self.chunk
 
 
-def draw_sample(
-    model: Model,
-    rows: RowSource,
-    executor: Executor,
-    seed: int,
-    n_needed: int,
-    progress: Progress,
-) -> BlockSample | None:
+def start_on_sample(model: Model, state: FitState, run: PassRun) -> FitState:
+    """Run the stages of a fit that has not begun on a sample of its rows, if that is possible.
+
+    The result is the start of the passes over all rows, in the last stage. A start from an earlier
+    fit stays where it is, and only gets the information of the sample. Of several starts, the best
+    ones remain as far as the sample cannot tell which is the best for all rows.
+    """
+    if state.iteration or state.done or not isinstance(model, CanStartOnSample):
+        return state
+    is_plain = isinstance(model, CanAccelerate) and model.acceleration == "none"
+    n_needed = 0 if is_plain else model.count_sample_rows(state)
+    sample = _draw_sample(model, n_needed, run) if n_needed else None
+    if sample is None:
+        return state
+    factor = sample.weight / sum(block.weight for block in sample.blocks)
+    tol = max(model.tol, min(_SAMPLE_TOL * factor * model.tol, _MAX_SAMPLE_TOL))
+    own_model: Any = replace(model, tol=tol)  # type: ignore[call-arg]
+    sample_run = run._replace(rows=sample.make_row_source(run.rows))
+    try:
+        ended = [
+            _run_passes(own_model, start, factor, sample_run)
+            for start in model.draw_sample_starts(state)
+        ]
+        chosen = _choose_starts(own_model, ended, sum(sample_run.rows.rows_per_chunk))
+        prepared = [_prepare_passes(model, start, factor, sample_run) for start in chosen]
+    except FitError:
+        return state  # all rows may do, or tell more about the reason
+    ready = tuple(start for start in prepared if start is not None)
+    if len(ready) < len(chosen):
+        return state
+    return ready[0] if len(ready) == 1 else replace(state, starts=ready)
+
+
+def _run_passes(model: Model, state: FitState, factor: float, run: PassRun) -> FitState:
+    """Run passes over a sample, whose rows count `factor` times, until the fit has ended."""
+    is_warm = "is_warm" in state.acceleration
+    own = replace(state, is_on_sample=True, acceleration={}, done=is_warm)
+    while not own.done:
+        statistics: Any = collect_pass_statistics(model, own, *run)
+        own = fit_pass(model, own, *run[:3], statistics.multiply(factor))
+    return own
+
+
+def _choose_starts(model: Model, ended: Sequence[FitState], n_rows: int) -> list[FitState]:
+    """Return the best start on a sample, and others that may be better on all rows.
+
+    These have ended at another optimum, which is hardly worse on the sample. Their diagnostics tell
+    how many starts ended there.
+    """
+    if len(ended) == 1:
+        return [*ended]
+    difference = _SAMPLE_DIFFERENCE / np.sqrt(n_rows)
+    chosen: list[FitState] = []
+    for k, state in enumerate(ranked := sort_starts(model, ended)):
+        criterion, objective = model.get_convergence_criterion(state), state.history[-1]
+        is_close = ranked[0].history[-1] - objective <= difference
+        reachable = find_reachable_objective(criterion, state.history)
+        is_other = not chosen or reachable < chosen[-1].history[-1]
+        if is_close and is_other and len(chosen) < _MOST_STARTS:
+            counts = {**count_starts(model, ranked[k:]), "starts": len(ended)}
+            chosen.append(replace(state, diagnostics={**state.diagnostics, **counts}))
+    return chosen
+
+
+def _prepare_passes(model: Model, state: FitState, factor: float, run: PassRun) -> FitState | None:
+    """Return the start of the passes over all rows, with the information of a sample if needed."""
+    (n_rows,) = run.rows.rows_per_chunk
+    acceleration = {}
+    if isinstance(model, CanTakeNewtonSteps):
+        working = model.begin_newton_steps(state, n_rows)
+        if working is None:
+            return None
+        statistics: Any = collect_information(model, state, working, run, "information")
+        with limit_blas_threads():
+            inverse = model.invert_information(state, statistics.multiply(factor))
+        acceleration = {"inverse": inverse}
+    return replace(
+        state,
+        acceleration=acceleration,
+        iteration=0,
+        history=(),
+        diagnostics={**state.diagnostics, "sample_rows": n_rows},
+        done=False,
+        converged=False,
+        is_on_sample=False,
+    )
+
+
+def _draw_sample(model: Model, n_needed: int, run: PassRun) -> BlockSample | None:
     """Draw a sample of at least about `n_needed` rows.
 
     None if there are few rows, or no sample has all levels.
     """
-    n_rows, growth = sum(rows.rows_per_chunk), 1.0
+    rows, n_rows, growth = run.rows, sum(run.rows.rows_per_chunk), 1.0
     most = max(MIN_SAMPLE, min(_MAX_SAMPLE, _MAX_VALUES // max(rows.n_features, 1)))
     while n_rows >= MIN_ROWS:
         size = growth * max(min(SHARE * n_rows, most), MIN_SAMPLE, n_needed)
         if size > min(_MAX_SHARE * n_rows, _GROWTH**2 * max(most, n_needed)):
             break
-        draw = partial(_draw_rows, size / n_rows, RowRandom(seed))
-        sample = collect_statistics(draw, rows, executor, BlockSample.label, progress=progress)
+        draw = partial(_draw_rows, size / n_rows, RowRandom(run.seed))
+        sample = collect_statistics(
+            draw, rows, run.executor, BlockSample.label, progress=run.progress
+        )
         is_of_all = sample.n_rows > n_rows / 2  # or of a split, which is smaller
         n_rows = sample.n_rows
         has_groups = bool(model.structure.groups)

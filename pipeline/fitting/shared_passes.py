@@ -8,7 +8,7 @@ from functools import partial
 from pipeline.data.blocks import BinaryBlock, RowSource
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress, ignore_progress
-from pipeline.fitting.loop import fit_pass
+from pipeline.fitting.fit_pass import fit_pass
 from pipeline.models.base import Model
 from pipeline.models.state import FitState
 from pipeline.passes.map_reduce import collect_statistics

@@ -276,6 +276,7 @@ def describe_starts(
     objectives: Sequence[float],
     reachable: Sequence[float],
     are_finished: Sequence[bool] | None = None,
+    counts: Sequence[int] | None = None,
 ) -> dict[str, int | float]:
     """Return the diagnostics of several starts.
 
@@ -292,13 +293,16 @@ def describe_starts(
         the difference that does not matter.
     are_finished
         Whether each start has converged; None if all have.
+    counts
+        Number of starts that each stands for; None for 1.
     """
     best, next_best = (*sorted(objectives, reverse=True), max(objectives))[:2]
-    are_at_best = [value >= best for value in reachable]
-    are_counted = map(any, zip(are_at_best, are_finished or [True] * len(reachable), strict=True))
+    are_at_best = np.array(reachable) >= best
+    are_counted = are_at_best | (True if are_finished is None else np.array(are_finished))
+    own_counts = np.ones(len(reachable), np.int64) if counts is None else np.array(counts)
     return {
-        "starts": sum(are_counted),
-        "starts_at_best": sum(are_at_best),
+        "starts": int(own_counts[are_counted].sum()),
+        "starts_at_best": int(own_counts[are_at_best].sum()),
         "next_start_below": best - next_best,
     }
 
@@ -310,11 +314,12 @@ def warn_about_starts(
 
     `setting` is the number that the model was told, which may differ from the number of starts.
     """
-    n_starts = diagnostics.get("starts", 1)
+    n_starts, n_rows = diagnostics.get("starts", 1), diagnostics.get("sample_rows")
     if n_starts < _MANY_STARTS or diagnostics["starts_at_best"] > 1:
         return ()
+    place = "" if n_rows is None else f" on a sample of {n_rows:,} rows"
     text = (
-        f"only 1 of {n_starts} starts reached the best objective, and the next ended "
+        f"only 1 of {n_starts} starts{place} reached the best objective, and the next ended "
         f"{diagnostics['next_start_below']:.2g} nats per row below it, so a better fit may exist; "
         f"{{starts={4 * (setting or n_starts)}}} searches longer"
     )
@@ -359,7 +364,7 @@ def adapt_to_newton_steps(
 
     These converge so fast that they can do better than the threshold of EM.
     """
-    if not isinstance(convergence, ObjectiveCriterion) or "remaining" not in memory:
+    if not isinstance(convergence, ObjectiveCriterion) or not is_newton_step(memory):
         return convergence
     tol = convergence.threshold * convergence.weight
     most = max(tol, _MOST_GAIN * convergence.weight)
@@ -367,6 +372,11 @@ def adapt_to_newton_steps(
         float(memory["remaining"]) / (_MOST_REMAINING * tol), float(memory["gain"]) / most
     )
     return ExpectedGainCriterion(convergence.max_iter, tol, gain, is_stalled=False)
+
+
+def is_newton_step(memory: AccelerationMemory) -> bool:
+    """Return whether the step that left this memory is one of Newton's method."""
+    return "gain" in memory
 
 
 class NewtonStep(NamedTuple):

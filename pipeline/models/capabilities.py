@@ -415,6 +415,12 @@ class CanStartOnSample(Protocol):
         0 if the first passes must read all rows.
         """
 
+    def draw_sample_starts(self, state: FitState) -> Sequence[FitState]:
+        """CENTRAL: return the starts on the sample, given the first state.
+
+        They may be more than those of that state, because passes over the sample are short.
+        """
+
     def leave_sample(self, state: FitState, statistics: Any) -> FitState:
         """CENTRAL: return the state in which passes over all rows begin.
 

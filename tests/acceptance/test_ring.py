@@ -12,7 +12,8 @@ import pytest
 
 from flows.data.datasets import open_dataset_or_example
 from pipeline.executors.base import ThreadsExecutor
-from pipeline.fitting.loop import collect_pass_statistics, fit_model
+from pipeline.fitting.fit_pass import collect_pass_statistics
+from pipeline.fitting.loop import fit_model
 from pipeline.models.clipped_pca import ClippedPCA
 from pipeline.models.state import FitState
 from pipeline.statistics.counts import PairCounts

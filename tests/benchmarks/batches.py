@@ -19,7 +19,8 @@ from scipy.special import expit
 
 from pipeline.data.blocks import RowSource, iter_blocks
 from pipeline.executors.base import Executor, SerialExecutor, limit_blas_threads
-from pipeline.fitting.loop import collect_first_statistics, collect_pass_statistics, initialize_fit
+from pipeline.fitting.fit_pass import collect_pass_statistics
+from pipeline.fitting.loop import collect_first_statistics, initialize_fit
 from pipeline.models.autoencoder import Autoencoder
 from pipeline.statistics.sums import Sums
 from tests.benchmarks._measure import Table, alternate

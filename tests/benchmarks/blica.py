@@ -29,7 +29,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.executors.base import ThreadsExecutor, limit_blas_threads
-from pipeline.fitting.loop import collect_first_statistics, collect_pass_statistics, initialize_fit
+from pipeline.fitting.fit_pass import collect_pass_statistics
+from pipeline.fitting.loop import collect_first_statistics, initialize_fit
 from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.binary_ica.gaussian_likelihood import maximise_from_seeds
 from pipeline.models.binary_ica.segment_correlations import estimate_segments

@@ -16,7 +16,7 @@ from distributed import Client, LocalCluster
 from pipeline.data.blocks import RowSource
 from pipeline.executors.base import Executor, SerialExecutor, ThreadsExecutor
 from pipeline.executors.dask import DaskExecutor
-from pipeline.fitting.loop import collect_pass_statistics
+from pipeline.fitting.fit_pass import collect_pass_statistics
 from pipeline.models.clipped_pca import ClippedPCA
 from pipeline.models.state import FitState
 from pipeline.numerics.bits.kernels import symmetric_joint_counts

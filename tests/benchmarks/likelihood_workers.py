@@ -14,12 +14,8 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.executors.base import SerialExecutor
-from pipeline.fitting.loop import (
-    collect_first_statistics,
-    collect_pass_statistics,
-    fit_model,
-    initialize_fit,
-)
+from pipeline.fitting.fit_pass import collect_pass_statistics
+from pipeline.fitting.loop import collect_first_statistics, fit_model, initialize_fit
 from pipeline.models.binary_ica.likelihood import BinaryICALikelihood
 from pipeline.numerics.metrics import mean_cosine_similarity
 from tests.benchmarks._measure import measure_median

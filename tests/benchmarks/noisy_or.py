@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.fitting.loop import collect_pass_statistics
+from pipeline.fitting.fit_pass import collect_pass_statistics
 from pipeline.models.noisy_or import NoisyOr, NoisyOrParams
 from pipeline.models.noisy_or.gibbs import sample_states
 from pipeline.models.state import FitState

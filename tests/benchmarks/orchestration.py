@@ -15,7 +15,7 @@ import psutil
 
 from pipeline.executors.base import Executor, SerialExecutor
 from pipeline.executors.progress import Progress, ignore_progress
-from pipeline.fitting.loop import collect_pass_statistics
+from pipeline.fitting.fit_pass import collect_pass_statistics
 from pipeline.models.clipped_pca import ClippedPCA
 from pipeline.models.state import FitState
 from storage.dataset.dataset import BinaryDataset

@@ -16,7 +16,8 @@ import numpy as np
 from sklearn.neural_network import BernoulliRBM
 
 from pipeline.executors.base import SerialExecutor, limit_blas_threads
-from pipeline.fitting.loop import collect_first_statistics, collect_pass_statistics, initialize_fit
+from pipeline.fitting.fit_pass import collect_pass_statistics
+from pipeline.fitting.loop import collect_first_statistics, initialize_fit
 from pipeline.models.rbm import RestrictedBoltzmannMachine
 from tests.benchmarks._measure import Table, alternate, draw_factor_rows
 from tests.support.strategies import DenseData, make_memory_rows

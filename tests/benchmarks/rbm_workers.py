@@ -18,7 +18,8 @@ import psutil
 from pipeline.data.blocks import RowSource
 from pipeline.executors.base import SerialExecutor
 from pipeline.executors.dask import DaskExecutor
-from pipeline.fitting.loop import collect_first_statistics, collect_pass_statistics, initialize_fit
+from pipeline.fitting.fit_pass import collect_pass_statistics
+from pipeline.fitting.loop import collect_first_statistics, initialize_fit
 from pipeline.models.rbm import RestrictedBoltzmannMachine
 from pipeline.models.state import FitState
 from storage.dataset.dataset import BinaryDataset

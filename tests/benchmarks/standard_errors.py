@@ -18,13 +18,11 @@ import numpy as np
 from scipy.special import expit
 
 from pipeline.executors.base import ThreadsExecutor
-from pipeline.fitting.loop import (
-    collect_first_statistics,
+from pipeline.fitting.fit_pass import (
     collect_pass_statistics,
-    fit_model,
     fit_pass,
-    initialize_fit,
 )
+from pipeline.fitting.loop import collect_first_statistics, fit_model, initialize_fit
 from pipeline.models.latent_trait.model import LatentTrait
 from tests.benchmarks._measure import Table
 from tests.support.strategies import DenseData, make_memory_rows

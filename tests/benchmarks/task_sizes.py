@@ -33,7 +33,8 @@ from pipeline.data.datasets import make_row_source
 from pipeline.executors.base import SerialExecutor, limit_blas_threads
 from pipeline.executors.dask import DaskExecutor
 from pipeline.executors.usage import measure_usage
-from pipeline.fitting.loop import collect_first_statistics, collect_pass_statistics, initialize_fit
+from pipeline.fitting.fit_pass import collect_pass_statistics
+from pipeline.fitting.loop import collect_first_statistics, initialize_fit
 from pipeline.models.base import Model
 from pipeline.models.bernoulli_mixture import BernoulliMixture
 from pipeline.models.capabilities import HasInformationPass

@@ -40,7 +40,8 @@ from obstore import get
 from pipeline.data.blocks import RowSource, iter_blocks
 from pipeline.data.datasets import make_row_source
 from pipeline.executors.base import ThreadsExecutor
-from pipeline.fitting.loop import collect_pass_statistics, initialize_fit
+from pipeline.fitting.fit_pass import collect_pass_statistics
+from pipeline.fitting.loop import initialize_fit
 from pipeline.models.base import Model
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture
 from pipeline.models.clipped_pca import ClippedPCA

@@ -100,6 +100,11 @@ from pipeline.models.bernoulli_mixture.standard_errors import (
 )
 from pipeline.models.capabilities import FitRecord, LogLikelihood
 from pipeline.models.mixture import Mixture
+from pipeline.models.sample_sizes import (
+    ROWS_PER_CLASS,
+    ROWS_PER_PARAMETER,
+    count_information_rows,
+)
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.support import Conflict, Support
@@ -119,8 +124,7 @@ MAX_PARAMETERS = 1500
 """With more parameters, the information matrix is too large and there are no standard errors."""
 MAX_ROWS = 20_000
 """Number of rows over which information is summed; more rows are sampled and scaled up."""
-_SAMPLE_ROWS_PER_PARAMETER = 50  # of a sample whose optimum is a start
-_LEAST_SAMPLED_ROWS = 50  # of the smallest class
+_SAMPLE_STARTS = 10
 _INFORMATION_PASSES = 0.25  # that the information of a sample may take as long as
 _MAX_SHOWN = 3  # components in a warning
 _MIN_SMOOTHING = 1e-6  # keeps 1 − p accurate for up to 1e9 rows
@@ -388,7 +392,17 @@ class BernoulliMixture(Mixture):
         is_searching = float(state.working["held_out"]) > 0
         if is_searching or "is_limited" in state.working or n_parameters > MAX_PARAMETERS:
             return 0
-        return _SAMPLE_ROWS_PER_PARAMETER * n_parameters
+        return ROWS_PER_PARAMETER * n_parameters
+
+    def draw_sample_starts(self, state: FitState) -> Sequence[FitState]:
+        """Draw more starts than for all rows, unless their number is set; none is a short run."""
+        if not state.starts:
+            return (state,)
+        long_run, n_components = self.select_start(state.starts[0]), len(state.params.weights)
+        return [
+            replace(long_run, params=self._draw_start(state.auxiliary, n_components, k))
+            for k in range(self.starts or _SAMPLE_STARTS)
+        ]
 
     def leave_sample(self, state: FitState, statistics: Sums) -> FitState:
         """Return the state as it is."""
@@ -399,15 +413,10 @@ class BernoulliMixture(Mixture):
 
         A class that the sample hardly has, or another one in its place, may be found in all rows.
         """
-        if n_rows * state.params.weights.min() < _LEAST_SAMPLED_ROWS:
+        if n_rows * state.params.weights.min() < ROWS_PER_CLASS:
             return None
-        working = {"share": np.array(1.0)}
-        n_planes, n_all = state.params.probabilities.shape[1], int(state.auxiliary["n_rows"])
-        own, both = (
-            self.estimate_work(state.params, more, n_planes, n_all).nanoseconds
-            for more in ({}, working)
-        )
-        n_affordable = n_all * _INFORMATION_PASSES * own / (both - own)
+        n_planes = state.params.probabilities.shape[1]
+        n_affordable = _INFORMATION_PASSES * count_information_rows(self, state, n_planes)
         share = min(1.0, max(MAX_ROWS, n_affordable) / n_rows)
         return {"share": np.array(share), "without_products": np.array(1)}
 

@@ -44,7 +44,7 @@ features, the length of a row of A relative to the noise is determined almost on
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -89,6 +89,7 @@ from pipeline.models.binary_ica.scoring_steps import (
     standard_errors,
     update_priors,
 )
+from pipeline.models.sample_sizes import ROWS_PER_PARAMETER, ROWS_PER_SEGMENT
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.support import Support
@@ -115,8 +116,6 @@ _WIDENING, _MAX_WIDENINGS = 4.0, 10
 # Limits of the initial source variances, and of the size of their logs.
 _VARIANCE_RANGE, _MAX_LOG_VARIANCE = (1e-3, 1e3), 3.0
 _CELLS_PER_PART = 1 << 22
-# Rows per parameter, and of the smallest segment, of the sample on which large fits start.
-_SAMPLE_ROWS_PER_PARAMETER, _SAMPLE_ROWS_PER_SEGMENT = 50, 200
 
 
 @dataclass(frozen=True)
@@ -404,8 +403,12 @@ class BinaryICALikelihood(ProbitICA):
             return 0
         rows = state.params.segment_rows
         n_parameters = state.params.point.to_vector().size
-        of_segments = int(_SAMPLE_ROWS_PER_SEGMENT * rows.sum() / rows.min())
-        return max(_SAMPLE_ROWS_PER_PARAMETER * int(n_parameters), of_segments)
+        of_segments = int(ROWS_PER_SEGMENT * rows.sum() / rows.min())
+        return max(ROWS_PER_PARAMETER * int(n_parameters), of_segments)
+
+    def draw_sample_starts(self, state: FitState) -> Sequence[FitState]:
+        """Return the state itself."""
+        return (state,)
 
     def leave_sample(self, state: FitState, statistics: ScoreSums) -> FitState:
         """Return to the highest point, as a start: scores of the sample tell nothing further."""

@@ -261,6 +261,7 @@ from pipeline.models.latent_trait.starts import (
 )
 from pipeline.models.latent_trait.step import ItemGroup, take_level_steps
 from pipeline.models.latent_trait.trait_errors import sum_theta_scores
+from pipeline.models.sample_sizes import ROWS_PER_PARAMETER, count_information_rows
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure
@@ -327,7 +328,6 @@ _STRETCHED_TOL = 1e-4  # of the first stage, on a lattice with fewer nodes
 _REFINING_PASSES = 30  # with more centred nodes; steep slopes would move on, by hardly any nats
 _EMPTY_COLUMN_SIZE = 0.1  # columns with a smaller root mean square are drawn again
 _MIN_ROWS_PER_PARAMETER = 3  # with fewer, the inverse of the products of scores is meaningless
-_SAMPLE_ROWS_PER_PARAMETER = 30  # of a sample whose information serves for Newton's steps
 _MAX_INFORMATION_PASSES = 3  # that the information of so few rows may take as long as
 _MAX_DIFFICULTY = 1e6
 _CLEAR_NATS = 3.0  # by which a fit is better than one with other signs
@@ -1393,9 +1393,12 @@ class LatentTrait(Model):
     def count_sample_rows(self, state: FitState) -> int:
         """Return the rows that determine the information well enough.
 
-        None are needed if the sample would decide more than the start, if the fit is not by
-        quadrature, or if the information would take longer than the passes that it saves.
+        None are needed if the sample would decide more than the start, as where few rows link parts
+        of the data; if the fit is not by quadrature; or if the information would take longer than
+        the passes that it saves.
         """
+        if state.starts:
+            return 0
         q, is_searching = self.n_components, float(state.working.get("held_out", 0.0)) > 0
         is_exact = self._blocks is not None or (q and self._last_estimator(q) == "quadrature")
         if not is_exact or is_searching or "max_covariate" in state.working:
@@ -1406,18 +1409,14 @@ class LatentTrait(Model):
         if is_variational(state.working):
             state = self._choose_nodes(state, _STRETCH)
         design = self._get_design(state.auxiliary["group_level_counts"], state.params)
-        n_rows = _SAMPLE_ROWS_PER_PARAMETER * design.n_parameters
-        is_affordable = n_rows <= _MAX_INFORMATION_PASSES * self._count_affordable_rows(state)
+        n_rows = ROWS_PER_PARAMETER * design.n_parameters
+        n_affordable = count_information_rows(self, state, len(state.params.offsets))
+        is_affordable = n_rows <= _MAX_INFORMATION_PASSES * n_affordable
         return n_rows if is_affordable and not design.is_wide else 0
 
-    def _count_affordable_rows(self, state: FitState) -> float:
-        """Return the rows whose information takes as long as an E-step of all rows."""
-        params, n_rows = state.params, int(state.auxiliary["n_rows"])
-        own, both = (
-            self.estimate_work(params, working, len(params.offsets), n_rows).nanoseconds
-            for working in (state.working, {**state.working, "share": np.array(1.0)})
-        )
-        return n_rows * own / max(both - own, 1.0)
+    def draw_sample_starts(self, state: FitState) -> Sequence[FitState]:
+        """Return the state itself."""
+        return (state,)
 
     def leave_sample(self, state: FitState, statistics: Sums) -> FitState:
         """Keep the error of the integrals instead of log-likelihoods of the sample."""
@@ -1428,8 +1427,8 @@ class LatentTrait(Model):
         design = self._get_design(state.auxiliary["group_level_counts"], state.params)
         if state.auxiliary["diverging"].size or self._find_bounded(state.params).size:
             return None
-        n_needed = _SAMPLE_ROWS_PER_PARAMETER * design.n_parameters
-        share = min(1.0, max(n_needed, self._count_affordable_rows(state)) / n_rows)
+        n_affordable = count_information_rows(self, state, len(state.params.offsets))
+        share = min(1.0, max(ROWS_PER_PARAMETER * design.n_parameters, n_affordable) / n_rows)
         further = {name: state.auxiliary[name] for name in ("level_counts", "group_level_counts")}
         has_sums = {"has_products": np.array(False), "has_curvature": np.array(True)}
         return {**state.working, "share": np.array(share), **further, **has_sums}

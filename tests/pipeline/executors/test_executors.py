@@ -32,7 +32,8 @@ from pipeline.executors.base import (
     limit_blas_threads,
 )
 from pipeline.executors.dask import DaskExecutor
-from pipeline.fitting.loop import collect_pass_statistics, fit_model
+from pipeline.fitting.fit_pass import collect_pass_statistics
+from pipeline.fitting.loop import fit_model
 from pipeline.models.clipped_pca import ClippedPCA
 from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.state import FitState

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from pipeline.data.blocks import BinaryBlock, RowSource
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor, ThreadsExecutor
-from pipeline.fitting.loop import collect_first_statistics, fit_model, fit_pass, initialize_fit
+from pipeline.fitting.fit_pass import fit_pass
+from pipeline.fitting.loop import collect_first_statistics, fit_model, initialize_fit
 from pipeline.learning.convergence import (
     ExpectedGainCriterion,
     ObjectiveCriterion,

@@ -18,6 +18,7 @@ from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
 from pipeline.params import get_named_arrays
+from tests.support.sample_starts import get_bytes, lower_thresholds, start_on_all_rows
 from tests.support.strategies import DenseData, make_memory_rows
 
 SERIAL = SerialExecutor()
@@ -27,9 +28,7 @@ N_ROWS, N_ITEMS = 6000, 8
 @pytest.fixture(autouse=True)
 def small_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let fits of thousands of rows start on a third of them."""
-    monkeypatch.setattr(sample_start, "MIN_ROWS", 1000)
-    monkeypatch.setattr(sample_start, "MIN_SAMPLE", N_ROWS // 3)
-    monkeypatch.setattr(sample_start, "_MAX_SHARE", 0.8)
+    lower_thresholds(monkeypatch, N_ROWS)
 
 
 def draw_rows(
@@ -53,16 +52,8 @@ def fit(data: DenseData, model: Any, executor: Any = SERIAL, **options: Any) -> 
 
 
 def fit_from_all_rows(data: DenseData, model: Any) -> FitState:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sample_start, "MIN_ROWS", 10**9)
+    with start_on_all_rows():
         return fit(data, model)
-
-
-def get_bytes(state: FitState) -> dict[str, bytes]:
-    arrays = {
-        name: values.tobytes() for name, (_, values) in get_named_arrays(state.params).items()
-    }
-    return {**arrays, "history": np.array(state.history).tobytes()}
 
 
 def get_log_likelihood(state: FitState) -> float:

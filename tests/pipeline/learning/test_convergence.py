@@ -183,6 +183,11 @@ def test_starts_that_were_stopped_below_the_best_are_not_counted() -> None:
     assert found == {"starts": 3, "starts_at_best": 2, "next_start_below": pytest.approx(0.1)}
 
 
+def test_starts_of_a_sample_count_at_the_optimum_where_they_ended() -> None:
+    found = describe_starts([-3.2, -3.0, -3.0], [-3.1, -2.9, -2.9], [True] * 3, counts=[5, 2, 1])
+    assert found == {"starts": 8, "starts_at_best": 3, "next_start_below": 0}
+
+
 def test_a_start_that_still_gains_may_reach_the_best_objective() -> None:
     rising = [-3.0 - 0.8**k for k in range(20)]  # stopped by the limit of passes
     assert rising[-1] < -3.01
@@ -204,6 +209,12 @@ def test_a_single_start_of_many_at_the_best_is_a_warning(
         texts = [warning.render() for warning in warnings]
         assert all(advice in text and "ended 0.012 nats per row below" in text for text in texts)
     assert warn_about_starts({}) == ()
+
+
+def test_a_warning_tells_that_starts_were_compared_on_a_sample() -> None:
+    diagnostics = {"starts": 8, "starts_at_best": 1, "next_start_below": 0.1, "sample_rows": 20_000}
+    (warning,) = warn_about_starts(diagnostics)
+    assert warning.render().startswith("only 1 of 8 starts on a sample of 20,000 rows reached")
 
 
 def test_patience_waits_for_gains_that_count() -> None:

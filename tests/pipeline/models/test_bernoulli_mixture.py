@@ -16,7 +16,8 @@ import latentbits as lb
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
-from pipeline.fitting.loop import collect_pass_statistics, fit_model
+from pipeline.fitting.fit_pass import collect_pass_statistics
+from pipeline.fitting.loop import fit_model
 from pipeline.models.bernoulli_mixture.e_step import (
     compute_mixture_terms,
     mixture_posterior,

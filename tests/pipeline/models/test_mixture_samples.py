@@ -15,6 +15,7 @@ from pipeline.fitting.loop import fit_model
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture
 from pipeline.models.state import FitState
 from pipeline.params import get_array
+from tests.support.sample_starts import lower_thresholds, start_on_all_rows
 from tests.support.strategies import DenseData, make_memory_rows
 
 N_ROWS = 12_000
@@ -23,9 +24,7 @@ N_ROWS = 12_000
 @pytest.fixture(autouse=True)
 def small_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let fits of thousands of rows start on a third of them."""
-    monkeypatch.setattr(sample_start, "MIN_ROWS", 1000)
-    monkeypatch.setattr(sample_start, "MIN_SAMPLE", N_ROWS // 3)
-    monkeypatch.setattr(sample_start, "_MAX_SHARE", 0.8)
+    lower_thresholds(monkeypatch, N_ROWS)
 
 
 COLUMNS = ("group", "age", "times", "share")
@@ -57,8 +56,7 @@ def fit(frame: pd.DataFrame, features: Any = BINARY, **options: Any) -> Any:
 
 
 def fit_from_all_rows(frame: pd.DataFrame, features: Any = BINARY, **options: Any) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sample_start, "MIN_ROWS", 10**9)
+    with start_on_all_rows():
         return fit(frame, features, **options)
 
 
@@ -86,6 +84,7 @@ def test_the_optimum_is_that_of_passes_over_all_rows(
     expected, found = (run(frame, features, **options) for run in (fit_from_all_rows, fit))
     assert 3000 < get_diagnostics(found)["sample_rows"] < 5000
     assert "sample_rows" not in get_diagnostics(expected)
+    assert get_diagnostics(found)["starts"] == 10
     assert found.manifest["iterations"] <= 10 < expected.manifest["iterations"]
     assert found.manifest["objective"] > expected.manifest["objective"] - 1e-9
     for name in ("probabilities", "weights", "probabilities_error"):
@@ -106,7 +105,7 @@ def test_a_class_that_the_sample_hardly_has_is_looked_for_in_all_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     frame, cold = draw_rows(), fit_from_all_rows(draw_rows())
-    monkeypatch.setattr("pipeline.models.bernoulli_mixture.model._LEAST_SAMPLED_ROWS", N_ROWS)
+    monkeypatch.setattr("pipeline.models.bernoulli_mixture.model.ROWS_PER_CLASS", N_ROWS)
     found = fit(frame)
     assert "sample_rows" not in get_diagnostics(found)
     np.testing.assert_array_equal(found.params.probabilities, cold.params.probabilities)

@@ -383,6 +383,16 @@ def test_a_single_tree_is_found_in_linked_forms(design: str) -> None:
     assert compute_nats(state.params, sizes, data) >= compute_nats(truth, sizes, data)
 
 
+def test_a_single_tree_is_that_of_all_rows_if_only_some_chunks_are_complete() -> None:
+    levels, seen = draw_incomplete_rows(SEVERAL, 400)
+    seen[:150] = True
+    data, model = make_data(levels, SEVERAL, seen), make_model(TreeMixture, SEVERAL, n_components=1)
+    fits = [fit_model(model, make_memory_rows(data, sizes), SERIAL) for sizes in ([150, 250], None)]
+    found, expected = (state.params for state in fits)
+    np.testing.assert_array_equal(found.parents, expected.parents)
+    np.testing.assert_allclose(found.tables, expected.tables, rtol=1e-9)
+
+
 def join_planes(planes: NDArray[np.uint8], sizes: tuple[int, ...]) -> Levels:
     """Return the levels of rows, (n_rows, n_features)."""
     return np.add.reduceat(planes, np.cumsum([0, *np.array(sizes[:-1]) - 1]), axis=1)

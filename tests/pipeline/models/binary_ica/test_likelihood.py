@@ -12,12 +12,8 @@ from flows.experiments.base import pack_rows_in_memory
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
-from pipeline.fitting.loop import (
-    collect_first_statistics,
-    collect_pass_statistics,
-    fit_model,
-    initialize_fit,
-)
+from pipeline.fitting.fit_pass import collect_pass_statistics
+from pipeline.fitting.loop import collect_first_statistics, fit_model, initialize_fit
 from pipeline.learning.convergence import is_stage_over, warn_about_ending
 from pipeline.models.binary_ica import BLICA, BinaryICALikelihood
 from pipeline.models.binary_ica.likelihood import find_patterns, sum_scores

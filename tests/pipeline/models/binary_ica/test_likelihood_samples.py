@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from pipeline.executors.base import SerialExecutor, ThreadsExecutor
-from pipeline.fitting import sample_start
 from pipeline.fitting.loop import fit_model
 from pipeline.models.binary_ica import BinaryICALikelihood
 from pipeline.models.state import FitState
-from pipeline.params import get_named_arrays
 from storage.examples import draw_nonstationary_rows, draw_nonstationary_truth
+from tests.support.sample_starts import get_bytes, lower_thresholds, start_on_all_rows
 from tests.support.strategies import DenseData, make_memory_rows
 
 N_ROWS, N_SEGMENTS = 12_000, 4
@@ -22,9 +21,7 @@ N_ROWS, N_SEGMENTS = 12_000, 4
 @pytest.fixture(autouse=True)
 def small_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let fits of thousands of rows start on a third of them."""
-    monkeypatch.setattr(sample_start, "MIN_ROWS", 1000)
-    monkeypatch.setattr(sample_start, "MIN_SAMPLE", N_ROWS // 3)
-    monkeypatch.setattr(sample_start, "_MAX_SHARE", 0.8)
+    lower_thresholds(monkeypatch, N_ROWS)
 
 
 def draw_rows(missing: float = 0.0) -> DenseData:
@@ -44,16 +41,8 @@ def fit(data: DenseData, executor: Any = None, **options: Any) -> FitState:
 
 
 def fit_from_all_rows(data: DenseData) -> FitState:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sample_start, "MIN_ROWS", 10**9)
+    with start_on_all_rows():
         return fit(data)
-
-
-def get_bytes(state: FitState) -> dict[str, bytes]:
-    arrays = {
-        name: values.tobytes() for name, (_, values) in get_named_arrays(state.params).items()
-    }
-    return {**arrays, "history": np.array(state.history).tobytes()}
 
 
 @pytest.mark.parametrize("missing", [0.0, 0.2])

@@ -11,12 +11,8 @@ from numpy.typing import NDArray
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
-from pipeline.fitting.loop import (
-    collect_first_statistics,
-    collect_pass_statistics,
-    fit_model,
-    initialize_fit,
-)
+from pipeline.fitting.fit_pass import collect_pass_statistics
+from pipeline.fitting.loop import collect_first_statistics, fit_model, initialize_fit
 from pipeline.models.binary_ica import LinearIVAE
 from pipeline.models.binary_ica.linear_ivae import (
     AffineVAE,

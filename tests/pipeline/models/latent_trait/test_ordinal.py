@@ -237,3 +237,11 @@ def test_frequencies_are_repeated_rows() -> None:
     ours, theirs = (s.diagnostics["fit_statistics"] for s in (weighted, state))
     for name in ("log_likelihood", "bic", "reliability", "marginal_reliability"):
         assert ours[name] == pytest.approx(theirs[name], rel=1e-6)
+
+
+def test_a_row_that_leaves_no_parameter_free_is_fitted() -> None:
+    levels, features = np.zeros((1, 6), np.int64), make_features("abcdef", (2, 3, 3, 2, 4, 2))
+    settings = {"nodes": 15, "prior_precision": 1.0, "constant_features": "pin"}
+    params = fit(levels, features, n_components=2, **settings).params
+    assert not params.weights.any()
+    assert (params.offsets < 0).all()
