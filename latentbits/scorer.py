@@ -33,6 +33,7 @@ from pipeline.inference.next_items import (
     ItemBank,
     ItemLimits,
     NextItems,
+    ScorePrediction,
     choose_next_items,
     make_item_bank,
 )
@@ -220,6 +221,36 @@ class Scorer:
         for place in {*self._reversed} & found.keys():
             found[place] = self._features[place].n_planes - found[place]  # 0 planes: the sign
         return choose_next_items(bank, found, n, limits, max_error)
+
+    def predict_score(
+        self, answers: Mapping[str, Any], *, segment: str | None = None
+    ) -> ScorePrediction:
+        """Predict the score of all items from some answers, such as the accuracy on a benchmark.
+
+        Parameters
+        ----------
+        answers, segment
+            As for `next_items`.
+
+        Returns
+        -------
+        ScorePrediction
+            `score`, its standard error `error`, and the `maximum`. The error includes that of the
+            trait and the chance of each answer that is not known.
+
+        Raises
+        ------
+        FitError
+            If the fit has several traits, or an item, a level or the segment is unknown.
+
+        Examples
+        --------
+        >>> found = scorer.predict_score({"q7": 1, "q3": 0})  # doctest: +SKIP
+        >>> found.score / found.maximum  # the accuracy, of binary items  # doctest: +SKIP
+        0.62
+        """
+        bank = self._get_item_bank(self._find_segment(segment))
+        return bank.predict_score(bank.find_answers(answers))
 
     def _get_item_bank(self, segment: int) -> ItemBank:
         if segment not in self._item_banks:

@@ -38,6 +38,10 @@ from pipeline.inference.query import Assignment, find_values
 from pipeline.models.base import Model
 from pipeline.models.capabilities import HasItemInformation, ItemCurves
 from pipeline.models.registry import find_models
+from pipeline.numerics.logistic.categories.curves import (
+    compute_plane_probabilities,
+    number_planes,
+)
 
 _REACH = 8.0  # of the nodes, in standard deviations of the trait
 _MAX_NODES = 1601
@@ -65,6 +69,23 @@ class NextItems(NamedTuple):
     mean: float
     error: float
     is_done: bool
+
+
+class ScorePrediction(NamedTuple):
+    """The score that a person would have with all items.
+
+    Attributes
+    ----------
+    score, error
+        Expected sum of the levels, counted from 0, and its standard deviation. Items with an answer
+        count as they were answered; continuous items do not count.
+    maximum
+        The highest possible score. Of binary items, `score / maximum` is the share of ones.
+    """
+
+    score: float
+    error: float
+    maximum: int
 
 
 @dataclass(frozen=True)
@@ -108,6 +129,8 @@ class ItemBank:
         Place of each item in `slopes`, and its number of planes, 0 if it is continuous.
     information
         Information of each item, (n_nodes, n_features).
+    score_mean, score_variance
+        Mean and variance of the score of all items given the trait, (n_nodes,) each.
     value_means, value_scales
         Of continuous items, (n_features,).
     """
@@ -120,6 +143,8 @@ class ItemBank:
     first_planes: NDArray[np.int64]
     n_planes: NDArray[np.int64]
     information: NDArray[np.float32]
+    score_mean: Array
+    score_variance: Array
     value_means: Array
     value_scales: Array
 
@@ -146,6 +171,26 @@ class ItemBank:
                 log_joint += scaled * self.slopes[first]
         shares: Array = np.exp(log_joint - log_joint.max())
         return shares / shares.sum()
+
+    def predict_score(self, answers: Assignment) -> ScorePrediction:
+        """Predict the score of all items given some answers."""
+        shares, score = self.compute_posterior(answers), 0.0
+        mean, variance = self.score_mean.copy(), self.score_variance.copy()
+        for item, level in answers.items():
+            if n_planes := int(self.n_planes[item]):
+                own = slice(self.first_planes[item], self.first_planes[item] + n_planes)
+                steps = np.cumsum(self.slopes[own], axis=0)
+                P = np.exp(self.constants[own.start] + steps)  # of the levels above the lowest
+                numbers = np.arange(1, n_planes + 1)
+                own_mean = numbers @ P
+                mean -= own_mean
+                variance -= numbers**2 @ P - own_mean**2
+                score += level
+        expected = float(shares @ mean)
+        spread = float(shares @ (variance + (mean - expected) ** 2))
+        return ScorePrediction(
+            score + expected, math.sqrt(max(spread, 0.0)), int(self.n_planes.sum())
+        )
 
     def average_information(self, shares: Array, sd: float) -> Array:
         """Return the expected information of each item, eq. 2, (n_features,).
@@ -202,7 +247,10 @@ def make_item_bank(
     points = curves.mean + curves.sd * standard
     table = items.tabulate(points[:, None])
     first_planes = np.cumsum(n_planes) - n_planes
-    is_continuous = n_planes == 0
+    P = compute_plane_probabilities(items, points[:, None])
+    has_levels, numbers = n_planes > 0, number_planes(n_planes)
+    item_means = np.add.reduceat(P, first_planes[has_levels], axis=1)
+    is_continuous = ~has_levels
     first_planes[is_continuous] = n_planes.sum() + np.arange(is_continuous.sum())
     means, scales = np.zeros(len(n_planes)), np.ones(len(n_planes))
     if items.gaussians is not None and curves.value_means is not None:
@@ -216,6 +264,8 @@ def make_item_bank(
         first_planes,
         n_planes,
         curves.compute_information(points).astype(np.float32),
+        P.sum(axis=1),
+        P @ (2 * numbers - 1) - (item_means**2).sum(axis=1),
         means,
         scales,
     )

@@ -96,6 +96,15 @@ def test_levels_asymptotes_and_measurements_count() -> None:
     found = choose_next_items(bank, bank.find_answers({"mood": "mid", "age": 59.0}))
     assert found.items == ("q",)
     assert found.mean == pytest.approx(average(lambda x: x, posterior), rel=1e-8)
+    rng = np.random.default_rng(1)
+    traits = rng.standard_normal(400_000)
+    levels = (rng.random((len(traits), 1)) < expit(1.2 * traits[:, None] + [1.0, -0.7])).sum(axis=1)
+    scores = levels + (rng.random(len(traits)) < expit(0.8 * traits + 0.3))
+    predicted = bank.predict_score({})
+    assert predicted.score == pytest.approx(scores.mean(), abs=0.006)
+    assert predicted.error == pytest.approx(scores.std(), abs=0.006)
+    assert predicted.maximum == 3
+    assert bank.predict_score({0: 2.0, 1: 0.0}).score == 2
     guessing = replace(
         make_params(SLOPES[:, None], OFFSETS),
         items=Items(SLOPES[:, None], OFFSETS, guessing=np.full(5, 0.2), slipping=np.zeros(5)),
@@ -109,6 +118,23 @@ def test_levels_asymptotes_and_measurements_count() -> None:
         return np.exp(-0.5 * x**2) * (0.2 + 0.8 * expit(SLOPES[0] * x + OFFSETS[0]))
 
     assert found.mean == pytest.approx(average(lambda x: x, guessed), rel=1e-8)
+
+
+def test_a_score_is_predicted() -> None:
+    bank = make_bank()
+    rng = np.random.default_rng(5)
+    traits = rng.standard_normal(400_000)
+    X = rng.random((len(traits), 5)) < expit(traits[:, None] * SLOPES + OFFSETS)
+    like = X[:, 0] & ~X[:, 3]  # persons with these two answers
+    found = bank.predict_score({0: 1.0, 3: 0.0})
+    scores = X[like].sum(axis=1)
+    n = len(scores)
+    assert found.maximum == 5
+    assert found.score == pytest.approx(scores.mean(), abs=4 * scores.std() / n**0.5)
+    assert found.error == pytest.approx(scores.std(), rel=4 / n**0.5)
+    known = bank.predict_score(dict.fromkeys(range(5), 1.0))
+    assert known.score == 5
+    assert known.error == pytest.approx(0, abs=1e-6)
 
 
 def test_limits_hold() -> None:
