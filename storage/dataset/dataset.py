@@ -49,7 +49,7 @@ from storage.display import (
     build_xarray,
     list_dataset_facts,
 )
-from storage.errors import DamagedChunkError, DataError
+from storage.errors import DamagedChunkError, DataError, StoreUnreachableError
 from storage.format.manifests import read_manifest
 from storage.format.schema import (
     BITS,
@@ -58,8 +58,8 @@ from storage.format.schema import (
     LEVELS_VERSION,
     MISSING_INTEGER,
     format_array_path,
-    has_chunk,
     open_checked_array,
+    read_chunk,
 )
 from storage.stores.locations import DATASET_FORMAT, AnyPath, checksum, open_group, parse_path
 from storage.stores.object_store import make_store_error
@@ -793,16 +793,18 @@ class BinaryDataset(StorageReprMixin):
         return {}
 
     def _read_checked(self, name: str, key: int) -> NDArray[Any]:
-        """Read a chunk of one array and check that it exists: Zarr reads a missing one as zeros."""
+        """Read a chunk of one array, and check that it exists and is intact."""
         position, n_lead = int(self.positions[key]), int(self.chunk_features[key])
         if name == BITS.name:
             n_lead = int(self.stored_planes.firsts[n_lead])
         try:
             array = self.open_array(name)
-            width = array.chunks[-1]
-            lead = (slice(n_lead),) * (array.ndim - 1)
-            index = (*lead, slice(position * width, (position + 1) * width))
-            values = np.ascontiguousarray(array[index])
+            # Features that were added later are in chunks of their own.
+            n_parts = -(-n_lead // array.chunks[0]) if array.ndim == 2 else 1
+            coordinates = ((k, position)[-array.ndim :] for k in range(n_parts))
+            stored = [read_chunk(self.path, array, *place) for place in coordinates]
+        except StoreUnreachableError:
+            raise
         except DataError as error:
             raise DataError(f"{self.path}: {error} Ingest the dataset again.") from error
         except Exception as error:
@@ -810,19 +812,13 @@ class BinaryDataset(StorageReprMixin):
             raise store_error or make_unreadable_error(
                 f"{self.path}: {name}: chunk {key}", error
             ) from error
-        # Features that were added later are in chunks of their own.
-        parts = np.split(values, range(array.chunks[0], n_lead, array.chunks[0]))
-        parts = parts if array.ndim == 2 else [values]
-        coordinates = [(k, position)[-array.ndim :] for k in range(len(parts))]
-        is_same = checksum(values) == self._get_checksum(name, key)
-        are_stored = (
-            part.any() or has_chunk(self.path, array, *place)
-            for part, place in zip(parts, coordinates, strict=True)
-        )
-        if is_same and all(are_stored):
-            return values
+        parts = [part for part in stored if part is not None]
+        if not (is_missing := len(parts) < len(stored)):
+            values = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            values = values[:n_lead] if array.ndim == 2 else values
+            if checksum(values) == self._get_checksum(name, key):
+                return values
         self._check_unchanged()
-        is_missing = not all(has_chunk(self.path, array, *place) for place in coordinates)
         state = "missing" if is_missing else "damaged (checksum)"
         raise DamagedChunkError(
             f"{self.path}: {name}: chunk {key} is {state}. Ingest the dataset again."

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
 import zarr
+from numcodecs import Zstd
+from numpy.typing import NDArray
 from zarr.codecs import Crc32cCodec, ZstdCodec
 from zarr.core import array_spec
 from zarr.core.buffer import Buffer
@@ -71,7 +76,8 @@ REMEDIES = {
 }
 """Advice about damaged or outdated content."""
 _MAX_NAME_LENGTH = 200
-_OWN_CODECS = frozenset({"bytes", "zstd", "crc32c"})
+_OWN_CODECS = ("bytes", "zstd", "crc32c")
+_CRC32C_BYTES = 4
 MIN_CHUNK_BYTES = 1 << 20
 """Smaller chunks are not worth an object of their own."""
 
@@ -228,7 +234,7 @@ def open_checked_array(group: zarr.Group, path: str, shape: Sequence[int] | None
     Raises `DataError` if dtype, shape or codecs differ from those that this package writes.
     """
     array: Any = group[path]
-    check_codecs(path, array.metadata.to_dict(), _OWN_CODECS)
+    check_codecs(path, array.metadata.to_dict(), frozenset(_OWN_CODECS))
     array = _use_fast_codec(array)
     if array.dtype.kind not in "biuf":
         raise DataError(f"{path}: the array holds {array.dtype}, not numbers.")
@@ -251,6 +257,44 @@ def has_chunk(folder: AnyPath, array: Any, *coordinates: int) -> bool:
         return stat.S_ISREG(chunk.stat().st_mode)  # `is_file` is False for some errors
     except (FileNotFoundError, NotADirectoryError):
         return False
+
+
+def read_chunk(folder: AnyPath, array: Any, *coordinates: int) -> NDArray[Any] | None:
+    """Read one chunk of an array of `create_array`, or return None if it is not stored.
+
+    Zarr gives the same values in three to five times the CPU time, and copies them twice more. The
+    codec's checksum is not verified here: datasets have checksums of the values.
+    """
+    path = _make_chunk_path(folder, array, coordinates)
+    values = np.empty(array.chunks, array.dtype.newbyteorder("<"))
+    try:
+        with _open_content(path) as content:
+            Zstd().decode(content[:-_CRC32C_BYTES], values)
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        return None
+    return values.astype(array.dtype, copy=False)
+
+
+_free_buffers: list[bytearray] = []
+"""Memory for the contents of files, which would be cleared by the kernel if it were allocated."""
+
+
+@contextmanager
+def _open_content(path: AnyPath) -> Iterator[memoryview]:
+    """Yield the content of a file or object; that of a file only until the end."""
+    if isinstance(path, ObjectPath):
+        yield path.read_buffer()
+        return
+    with path.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        buffer = _free_buffers.pop() if _free_buffers else bytearray()
+        if len(buffer) < size:
+            buffer = bytearray(size)
+        content, n_read = memoryview(buffer)[:size], 0
+        while n_read < size and (n_more := file.readinto(content[n_read:])):
+            n_read += n_more
+        yield content[:n_read]
+    _free_buffers.append(buffer)
 
 
 def delete_chunks(folder: AnyPath, array: Any, positions: Iterable[int]) -> None:

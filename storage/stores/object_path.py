@@ -182,6 +182,13 @@ class ObjectPath:
             )
         return None
 
+    def read_buffer(self) -> memoryview:
+        """Read the object as `read_bytes` does, without a copy of its content."""
+        from obstore import get
+
+        with translate_store_errors(self):
+            return memoryview(get(open_bucket(self.root), self.key).bytes())
+
     def download(self, file: BinaryIO) -> str:
         """Copy the object into a file, in parts, and return its tag.
 

@@ -317,6 +317,8 @@ def test_a_chunk_whose_request_is_refused_is_not_missing(faulty_bucket, faulty):
     faulty.fault = lambda request: DENIED if request.method == "HEAD" else None
     with pytest.raises(StoreUnreachableError, match="refused access"):
         has_chunk(folder, array, 0, 1)
+    open_dataset(folder).verify()
+    faulty.fault = lambda request: DENIED if "/bits/c/" in request.path else None
     with pytest.raises(StoreUnreachableError, match="refused access"):
         open_dataset(folder).verify()
 
