@@ -81,6 +81,7 @@ from storage.format.schema import (
     make_values_spec,
     name_planes,
     open_checked_array,
+    write_chunk,
 )
 from storage.quoting import parse_integer, quote_raw
 from storage.stores.locations import (
@@ -104,6 +105,8 @@ from storage.stores.object_store import translate_store_errors
 # Smaller chunks cost too much overhead, larger ones too much memory per task.
 _CHUNK_BYTES = 8 << 20
 _MAX_CHUNK_BYTES, _TARGET_CHUNKS = 32 << 20, 64
+_RESIZE_STEP = 8
+"""Arrays with many chunks grow by so many at a time, as each time their metadata is written."""
 _DEFAULT_SEGMENT = "all"
 _MAX_INT64 = np.iinfo(np.int64).max
 Places = slice | NDArray[np.int64]
@@ -681,6 +684,7 @@ class DatasetWriter:
         # Positions of updated chunks remain until the new manifest is written.
         used = [*self._positions.tolist(), *(self.base.positions.tolist() if self.base else ())]
         resize_arrays(self.group, self._array_names, 1 + max(used), self.planes)
+        self._arrays.clear()  # opened with other shapes
         self._mark_missing_features()
         tables = self._build_tables()
         self._write_tables(tables)
@@ -850,11 +854,20 @@ class DatasetWriter:
     def _write_array_chunk(self, name: str, position: int, values: NDArray[Any] | None) -> int:
         if values is None or not values.size:  # no feature has bits
             return -1
-        width = values.shape[-1]
-        start, stop = position * width, (position + 1) * width
-        array = self._get_array(name, values.shape[:-1], width)
-        array.resize((*values.shape[:-1], max(array.shape[-1], stop)))
-        array[..., start:stop] = values
+        lead, width = values.shape[:-1], values.shape[-1]
+        array = self._get_array(name, lead, width)
+        # What is written beyond the shape would not be deleted after an interruption.
+        n_positions = position + 1
+        if n_positions > _RESIZE_STEP:
+            n_positions += -n_positions % _RESIZE_STEP
+        if (shape := (*lead, max(array.shape[-1], n_positions * width))) != array.shape:
+            array.resize(shape)
+        if array.ndim == 1:
+            write_chunk(self.folder, array, values, position)
+        else:  # features that were added have chunks of their own
+            for k, first in enumerate(range(0, len(values), array.chunks[0])):
+                part = values[first : first + array.chunks[0]]
+                write_chunk(self.folder, array, part, k, position)
         return checksum(values)
 
     def _get_array(self, name: str, lead: tuple[int, ...], width: int) -> Any:

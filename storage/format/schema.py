@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -20,8 +21,9 @@ from zarr.core import array_spec
 from zarr.core.buffer import Buffer
 
 from storage.errors import DataError
-from storage.stores.locations import DATASET_FORMAT, AnyPath
+from storage.stores.locations import DATASET_FORMAT, AnyPath, checksum
 from storage.stores.object_path import ObjectPath
+from storage.stores.object_store import translate_store_errors
 
 SAFE_CODECS = frozenset(
     {
@@ -60,6 +62,7 @@ def _iter_codec_names(part: Mapping[str, Any]) -> Iterator[str]:
         yield from _iter_codec_names(codec.get("configuration") or {})
 
 
+_ZSTD_LEVEL = 1
 _MIN_RAW_BYTES, _MAX_RATIO, _RAW_BLOCK_BYTES = 1 << 16, 0.85, 1 << 17
 """Chunks this large are stored as they are if compression leaves more than a share of them."""
 ARTIFACT_FORMAT = "latentbits-artifact"
@@ -198,13 +201,15 @@ class FastZstdCodec(ZstdCodec):
     """
 
     def _encode_sync(self, chunk_bytes: Buffer, chunk_spec: array_spec.ArraySpec) -> Buffer | None:
-        compressed = super()._encode_sync(chunk_bytes, chunk_spec)
-        if len(chunk_bytes) < _MIN_RAW_BYTES or compressed is None:
-            return compressed
-        if len(compressed) <= _MAX_RATIO * len(chunk_bytes):
-            return compressed
-        frame = _write_raw_frame(chunk_bytes.as_numpy_array().data.cast("B"))
-        return chunk_spec.prototype.buffer.from_bytes(frame)
+        content = _compress(chunk_bytes.as_numpy_array().data.cast("B"), self.level)
+        return chunk_spec.prototype.buffer.from_bytes(content)
+
+
+def _compress(content: memoryview, level: int = _ZSTD_LEVEL) -> bytes:
+    compressed: bytes = Zstd(level=level).encode(content)
+    if len(content) < _MIN_RAW_BYTES or len(compressed) <= _MAX_RATIO * len(content):
+        return compressed
+    return _write_raw_frame(content)
 
 
 def _write_raw_frame(content: memoryview) -> bytes:
@@ -262,17 +267,38 @@ def has_chunk(folder: AnyPath, array: Any, *coordinates: int) -> bool:
 def read_chunk(folder: AnyPath, array: Any, *coordinates: int) -> NDArray[Any] | None:
     """Read one chunk of an array of `create_array`, or return None if it is not stored.
 
-    Zarr gives the same values in three to five times the CPU time, and copies them twice more. The
-    codec's checksum is not verified here: datasets have checksums of the values.
+    Zarr would give the same values in several times the CPU time, as it copies them twice more.
+    Raises `ValueError` or `RuntimeError` if the chunk is damaged.
     """
     path = _make_chunk_path(folder, array, coordinates)
     values = np.empty(array.chunks, array.dtype.newbyteorder("<"))
     try:
         with _open_content(path) as content:
-            Zstd().decode(content[:-_CRC32C_BYTES], values)
+            compressed, crc = content[:-_CRC32C_BYTES], content[-_CRC32C_BYTES:]
+            if checksum(np.frombuffer(compressed, np.uint8)) != int.from_bytes(crc, "little"):
+                raise ValueError("the CRC32C of its bytes differs")
+            Zstd().decode(compressed, values)
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         return None
     return values.astype(array.dtype, copy=False)
+
+
+def write_chunk(folder: AnyPath, array: Any, values: NDArray[Any], *coordinates: int) -> None:
+    """Write one chunk of an array of `create_array`, as Zarr would write it.
+
+    `values` may lack the last rows of the first axis. The chunk may lie beyond the array's shape.
+    """
+    if n_absent := array.chunks[0] - len(values):
+        absent = np.full((n_absent, *array.chunks[1:]), array.fill_value, array.dtype)
+        values = np.concatenate([values, absent])
+    chunk = np.ascontiguousarray(values, array.dtype.newbyteorder("<"))
+    content = _compress(chunk.data.cast("B"))
+    crc = checksum(np.frombuffer(content, np.uint8)).to_bytes(_CRC32C_BYTES, "little")
+    path = _make_chunk_path(folder, array, coordinates)
+    with translate_store_errors(folder):
+        if isinstance(path, Path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content + crc)
 
 
 _free_buffers: list[bytearray] = []
@@ -319,7 +345,7 @@ def create_array(
         chunks=chunks,
         dtype=spec.dtype,
         fill_value=spec.fill_value,
-        compressors=[FastZstdCodec(level=1), Crc32cCodec()],
+        compressors=[FastZstdCodec(level=_ZSTD_LEVEL), Crc32cCodec()],
         dimension_names=spec.dims,
         attributes={"doc": spec.doc},
         config={"write_empty_chunks": True},
