@@ -51,7 +51,8 @@ trait against two: if the smaller model holds, twice the gain in log-likelihood 
 distribution. `flows.compare` does so without a dataset, with AIC and BIC.
 
 `--outcomes age,party` compares columns between the classes of a mixture: means of numbers and
-shares of texts, corrected for rows that are assigned to a wrong class.
+shares of texts, corrected for rows that are assigned to a wrong class. `--covariates age,party`
+regresses the classes on columns, with the same corrections; `--reference 2` compares with class 2.
 
 `--reliability` prints alpha, ordinal alpha and omega of the sum of the features of a fit, with
 95 % intervals, for all rows and for each segment or group; and the marginal reliability or omega of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -49,6 +50,15 @@ each trait, and their standard errors if available.
 
 `--what coefficients`: one line per covariate and trait or class with the coefficient, its standard
 error, z and p.
+
+`--what classes`: one line per class of a mixture with its size, standard error, 95 % interval and
+expected number of rows; with groups, also its size in each.
+
+`--what contrasts`: how the classes of a bernoulli-mixture differ, one line per feature, level and
+pair of classes: the difference of their probabilities, or means, with standard error, z and p.
+`--reference 2` compares each class with class 2 only, here and for coefficients.
+
+`--what class-numbers`: the numbers of classes that a fit with `--set max_components=N` compared.
 
 `--what codes`: one line per row transformed by `flows.transform`, with its number `row` counted
 from 0, its segment, its stored columns, its codes, and their standard errors `sd` if available.
@@ -99,6 +109,9 @@ ExportKind = Literal[
     "items",
     "groups",
     "coefficients",
+    "classes",
+    "contrasts",
+    "class-numbers",
     "codes",
     "ranking",
     "correlations",
@@ -138,6 +151,10 @@ class ExportOptions:
     ] = None
     link_to: Annotated[
         str | None, Option(group=MODEL, help="Fitted model whose scale linked items get.")
+    ] = None
+    reference: Annotated[
+        WholeNumber | None,
+        Option(group=OUTPUT, help="Class that contrasts or coefficients are against."),
     ] = None
     standardize: Standardize = False
     overwrite: Overwrite = False
@@ -180,6 +197,8 @@ def _check_options(options: ExportOptions) -> None:
         raise FitError("{what=short-test} and {items} need each other.")
     if (options.what == "linked-items") != (options.link_to is not None):
         raise FitError("{what=linked-items} and {link_to} need each other.")
+    if options.reference is not None and options.what not in ("contrasts", "coefficients"):
+        raise FitError("{reference} needs {what=contrasts} or {what=coefficients}.")
     misplaced = [] if of_rows else ["codes", "dataset"]
     misplaced += [] if options.what == "codes" else ["standardize"]
     for name in misplaced:
@@ -260,6 +279,11 @@ def _make_table(job: ExportJob, progress: Progress, scale: CodeScale | None) -> 
         make_linked_table,
         make_short_test_table,
     )
+    from flows.exporting.classes import (
+        make_class_number_table,
+        make_class_table,
+        make_contrast_table,
+    )
 
     assert job.fitted is not None
     if job.link is not None:
@@ -270,10 +294,15 @@ def _make_table(job: ExportJob, progress: Progress, scale: CodeScale | None) -> 
         return make_information_table(job.fitted)
     if job.options.items is not None:
         return make_short_test_table(job.fitted, job.options.items)
+    if job.options.what == "classes":
+        return make_class_table(job.fitted)
+    if job.options.what == "contrasts":
+        return make_contrast_table(job.fitted, job.options.reference)
     make: dict[ExportKind, Callable[[Artifact], BatchedTable]] = {
         "items": make_item_table,
         "groups": make_group_table,
-        "coefficients": make_coefficient_table,
+        "coefficients": partial(make_coefficient_table, reference=job.options.reference),
+        "class-numbers": make_class_number_table,
         "correlations": make_correlation_table,
         "factors": make_factor_table,
         "fit": make_fit_table,

@@ -193,7 +193,13 @@ class BernoulliMixture(WeightedModelEstimator):
         feature.
     starts
         Number of short runs; the fit continues with the best. None takes 3, or 10 if values
-        are missing.
+        are missing or numbers of components are compared.
+    max_components
+        Fit every number of components from 1 to this, and compare them in a table. If
+        n_components is None, the fit has the number with the lowest BIC.
+    blrt
+        Number of draws of the bootstrap likelihood-ratio test of each number of components
+        against one fewer, up to max_components or n_components; 0 leaves it out.
     errors
         Standard errors from the observed information (`louis`), from the products of scores
         (`crossproduct`, as poLCA), or `none`. With sampling weights they are those of the
@@ -217,6 +223,8 @@ class BernoulliMixture(WeightedModelEstimator):
     n_components: int | None
     smoothing: float
     starts: int | None
+    max_components: int | None
+    blrt: int
     errors: Literal["louis", "crossproduct", "none"]
     max_iter: int
     tol: float
@@ -231,6 +239,7 @@ class BernoulliMixture(WeightedModelEstimator):
     probabilities_interval_: NDArray[np.float64] | None
     weights_error_: NDArray[np.float64] | None
     level_probabilities_error_: NDArray[np.float64] | None
+    contrasts_error_: NDArray[np.float64] | None
     means_: NDArray[np.float64] | None
     deviations_: NDArray[np.float64] | None
     overall_means_: NDArray[np.float64] | None
@@ -246,12 +255,15 @@ class BernoulliMixture(WeightedModelEstimator):
     covariate_center_: NDArray[np.float64] | None
     intercepts_error_: NDArray[np.float64] | None
     coefficients_error_: NDArray[np.float64] | None
+    log_odds_error_: NDArray[np.float64] | None
     def __init__(
         self,
         n_components: int | None = 10,
         *,
         smoothing: float = 0.1,
         starts: int | None = None,
+        max_components: int | None = None,
+        blrt: int = 0,
         errors: Literal["louis", "crossproduct", "none"] = "louis",
         max_iter: int = 500,
         tol: float = 1e-06,
@@ -1303,6 +1315,9 @@ class TreeMixture(WeightedModelEstimator):
     starts
         Number of short runs from mixtures of independent features. Three times as many
         begin with the trees of random groups of rows, or fewer if there are many features.
+    max_components
+        Fit every number of components from 1 to this, and compare them in a table. If
+        n_components is None, the fit has the number with the lowest BIC.
     max_iter
         Maximum number of passes, for each start and number of components.
     tol
@@ -1321,6 +1336,7 @@ class TreeMixture(WeightedModelEstimator):
     n_components: int | None
     smoothing: float
     starts: int
+    max_components: int | None
     max_iter: int
     tol: float
     binarize: float | Literal["mean"] | None
@@ -1337,6 +1353,7 @@ class TreeMixture(WeightedModelEstimator):
         *,
         smoothing: float = 1.0,
         starts: int = 3,
+        max_components: int | None = None,
         max_iter: int = 200,
         tol: float = 0.0001,
         binarize: float | Literal["mean"] | None = None,

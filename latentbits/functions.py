@@ -26,7 +26,7 @@ from latentbits.data import make_dataset
 from latentbits.fitted import Evaluation, Fitted, FittedEstimator, LatentCodes, find_fitted
 from pipeline.data.batches import list_columns, read_columns, translate_read_errors
 from pipeline.data.blocks import RowSource
-from pipeline.data.column_measures import check_row_columns
+from pipeline.data.column_measures import check_row_columns, measure_row_covariates
 from pipeline.data.datasets import Dataset, MemoryDataset, get_row_columns, make_row_source
 from pipeline.data.display import DisplayItems, ResultDisplayMixin, shorten
 from pipeline.data.features import (
@@ -47,6 +47,7 @@ from pipeline.data.matching import (
     map_fitted_segments,
 )
 from pipeline.data.plane_views import adapt_to_manifest, view_as_fitted
+from pipeline.data.row_columns import RowColumns
 from pipeline.data.tables import list_names, wrap_frame
 from pipeline.data.weights import WeightKind
 from pipeline.errors import FitError
@@ -55,9 +56,12 @@ from pipeline.evaluation.calibration import (
     count_observed_pairs,
     describe_calibration,
 )
+from pipeline.evaluation.class_covariates import regress_classes
 from pipeline.evaluation.class_outcomes import (
     check_are_no_covariates,
+    check_has_no_covariates,
     check_is_mixture,
+    check_reference_class,
     measure_recorded_weights,
     relate_classes,
     split_outcome_columns,
@@ -85,6 +89,7 @@ from pipeline.evaluation.records import describe_outcome, describe_provenance
 from pipeline.evaluation.reliability import describe_reliability
 from pipeline.executors.base import Executor, choose_executor
 from pipeline.executors.progress import Progress, ignore_progress
+from pipeline.fitting.class_numbers import add_class_numbers
 from pipeline.fitting.fit_pass import collect_pass_statistics
 from pipeline.fitting.fit_statistics import add_fit_statistics
 from pipeline.fitting.linkage import collect_linkage
@@ -307,6 +312,7 @@ def run_fit(
         state = start_fit(model, first, rows, executor, seed, progress=show)
         state = fit_model(model, rows, executor, seed, state=state, progress=show)
         state = add_fit_statistics(model, state, rows, executor, seed, show)
+        state = add_class_numbers(model, state, rows, executor, seed, show)
         state = orient_fit(model, state, rows, executor, seed, fit.poles, fit.features)
     fitted = _make_fitted(fit, state, first.n_rows)
     if fit.dataset is dataset:
@@ -562,6 +568,8 @@ def evaluate(
     reliability: bool = False,
     calibration: bool = False,
     scores: bool | None = None,
+    covariates: Sequence[str] = (),
+    reference: int = 1,
     seed: int = 0,
     n_jobs: int = -1,
     executor: Executor | str | None = None,
@@ -599,7 +607,10 @@ def evaluate(
         model.
     scores
         Whether to measure likelihoods, reconstructions and neighbours; None does so unless `dif`,
-        `outcomes` or `reliability` are given without a label.
+        `outcomes`, `reliability` or `covariates` are given without a label.
+    covariates, reference
+        Per-row columns to regress the classes of a mixture on, with the same correction, and the
+        class that the others are compared with. `NAME=LEVEL` names the reference level of a column.
     seed, n_jobs, executor, progress
         As for `fit`.
 
@@ -616,10 +627,11 @@ def evaluate(
         all codes are equal: `neighbourhoods` and, with a label, `neighbour_labels`. With `dif`:
         `item_bias`. With outcomes: `classification`, P(assigned class | class), and `outcomes` with
         the estimates and standard errors of each class and a Wald test that all are equal. With
+        `covariates`: `regression`, with coefficients and errors by covariate and class. With
         `reliability`: a list of that name, with a dictionary for all rows and one for each segment
         or group; `coefficients` has alpha, ordinal alpha and omega with errors and intervals,
         `turned` the same with the items in `reversed` reversed, and `traits` what a latent-trait
-        fit implies. With `calibration`: `marginals` and `pairs`. `tables` has the columns of tables,
+        fit implies. With `calibration`: `marginals` and `pairs`. `tables` has columns of tables,
         such as `pandas.DataFrame(evaluation.tables["dif"])`.
 
     Raises
@@ -633,7 +645,7 @@ def evaluate(
         check_has_levels(dataset, "label")
         dataset = adapt_to_fit(dataset, fitted, fitted_split)
     if scores is None:
-        scores = label is not None or not (dif or outcomes or reliability)
+        scores = label is not None or not (dif or outcomes or reliability or covariates)
     with _translate_errors(dataset), show_progress(progress) as show:
         labels = find_target_labels(fitted.model, fitted.params, fitted.labels, dataset)
         subject = replace(_make_subject(fitted, dataset), labels=labels)
@@ -649,6 +661,9 @@ def evaluate(
             own_rows = make_row_source(dataset, split, weights=weights)
             described = (list_features(dataset), dataset.segment_names, {"fit": subject})
             found["reliability"] = describe_reliability(own_rows, *described, executor, show)
+        if covariates:
+            own = (covariates, correction, reference)
+            found["regression"] = _regress_classes(fitted, subject, dataset, split, *own, *run)
         if scores:
             vote = None
             if label is not None:
@@ -732,9 +747,7 @@ def _relate_classes(
     progress: Progress,
 ) -> dict[str, Any]:
     """Compare columns between the classes of a mixture, with the weights of its fit."""
-    check_is_mixture(fitted.model)
-    if correction not in get_args(Correction):
-        raise FitError(f"correction must be one of {', '.join(get_args(Correction))}.")
+    _check_correction(fitted, correction)
     columns = tuple(dict.fromkeys(list_names(outcomes, "outcomes")))
     dataset.check_columns(columns)
     texts, numbers = split_outcome_columns(columns, dataset)
@@ -743,6 +756,37 @@ def _relate_classes(
     rows = make_row_source(dataset, split, 0, (), texts, weights, numbers)
     arguments = (columns, dataset, correction, executor, progress)
     return relate_classes(subject, rows, *arguments)._asdict()
+
+
+def _check_correction(fitted: Fitted, correction: Correction) -> None:
+    check_is_mixture(fitted.model)
+    if correction not in get_args(Correction):
+        raise FitError(f"correction must be one of {', '.join(get_args(Correction))}.")
+
+
+def _regress_classes(
+    fitted: Fitted,
+    subject: EvaluatedModel,
+    dataset: Dataset,
+    split: str | None,
+    covariates: Sequence[str],
+    correction: Correction,
+    reference: int,
+    executor: Executor,
+    seed: int,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Regress the classes of a mixture on columns, with the weights of its fit."""
+    _check_correction(fitted, correction)
+    check_has_no_covariates(fitted.model)
+    check_reference_class(reference, len(fitted.params.weights))
+    weights = measure_recorded_weights(fitted.manifest, dataset, split)
+    names = list_names(covariates, "covariates")
+    own = measure_row_covariates(dataset, split, names, weights)
+    assert own is not None
+    rows = make_row_source(dataset.with_row_columns(RowColumns(own)), split, weights=weights)
+    run = (correction, reference - 1, executor, progress)
+    return regress_classes(subject, rows, own, *run)
 
 
 def _draw_vote_rows(

@@ -16,6 +16,27 @@ from pipeline.learning.convergence import describe_passes
 from pipeline.params import get_array
 
 _MAX_SHOWN = 8
+_WIDE = 400  # of a console that breaks no line of a table
+CLASS_NUMBER_COLUMNS = {
+    "components": "classes",
+    "log_likelihood": "log-likelihood",
+    "n_parameters": "parameters",
+    "bic": "BIC",
+    "adjusted_bic": "aBIC",
+    "caic": "CAIC",
+    "entropy_r2": "entropy R²",
+    "relative_entropy": "relative",
+    "smallest_class": "smallest",
+    "starts": "starts",
+    "starts_at_best": "at best",
+    "blrt_statistic": "LR",
+    "blrt_p": "p",
+}
+"""Columns of the table of numbers of classes, with their short names."""
+CLASS_NUMBER_NOTE = (
+    "*: the classes of this fit; entropy R², relative entropy: 1 if every row is certain to be of "
+    "its class; LR, p: bootstrap likelihood-ratio test against one class fewer"
+)
 
 
 def print_json(summary: Mapping[str, Any]) -> None:
@@ -134,6 +155,39 @@ def _join_numbers(values: Mapping[str, Any], names: Sequence[str], form: str) ->
     return ", ".join(f"{values[name]:{form}}".replace("-", "−") for name in names)
 
 
+def list_class_numbers(
+    diagnostics: Mapping[str, Any],
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the columns and rows of the table of numbers of classes; none without a comparison.
+
+    A star marks the number that was chosen.
+    """
+    table = diagnostics.get("class_numbers", ())
+    names = [n for n in CLASS_NUMBER_COLUMNS if table and table[-1].get(n) is not None]
+    rows = []
+    for line in table:
+        cells = [_format_class_number(name, line.get(name)) for name in names]
+        rows.append((cells[0] + "*" * line["is_chosen"], *cells[1:]))
+    return tuple(CLASS_NUMBER_COLUMNS[name] for name in names), rows
+
+
+def _format_class_number(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    decimals = {
+        "entropy_r2": 3,
+        "relative_entropy": 3,
+        "blrt_p": 3,
+        "log_likelihood": 2,
+        "blrt_statistic": 1,
+    }
+    if name == "smallest_class":
+        return f"{value:.1%}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:z,.{decimals.get(name, 1)}f}".replace("-", "−")
+
+
 def _format_weights(weights: Mapping[str, Any]) -> str:
     """Describe the weights of rows, given their record in a manifest."""
     column, total = weights["column"], weights["total"]
@@ -183,6 +237,14 @@ def print_fit(summary: Mapping[str, Any]) -> None:
     """Print a table of the fit, its warnings, and the paths of report and artifact."""
     results = {name: summary[name] for name in ("report", "artifact")}
     alerts = [summary["alert"]] if summary["alert"] else []
+    columns, rows = list_class_numbers(summary["diagnostics"])
+    if rows:
+        table = make_table(*columns, left=())
+        for row in rows:
+            table.add_row(*row)
+        console = Console(width=_WIDE, soft_wrap=True, highlight=False)
+        console.print(table)
+        console.print(f"{CLASS_NUMBER_NOTE}\n", markup=False)
     print_summary(_make_fit_rows(summary), results, [*summary["warnings"], *alerts])
 
 

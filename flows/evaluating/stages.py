@@ -45,9 +45,11 @@ from flows.evaluating.dif import (
 )
 from flows.evaluating.folds import CrossValidationRows, ModelToRefit, check_folds, cross_validate
 from flows.evaluating.outcomes import (
+    ClassCovariates,
     OutcomeColumns,
     OutcomeCorrection,
     OutcomePlan,
+    ReferenceClass,
     compare_outcomes,
     plan_outcomes,
 )
@@ -183,6 +185,8 @@ class EvaluateOptions:
     ] = False
     outcomes: OutcomeColumns = None
     correction: OutcomeCorrection = None
+    covariates: ClassCovariates = None
+    reference: ReferenceClass = None
     with_baselines: Annotated[
         bool,
         Option(
@@ -198,7 +202,7 @@ class EvaluateOptions:
         Option(
             name="--all",
             group=OUTPUT,
-            help="Compare the models too, with --dif, --outcomes or --likelihood-ratio.",
+            help="Compare the models too, with options that ask for something else.",
         ),
     ] = False
     tables: Annotated[
@@ -211,7 +215,8 @@ class EvaluateOptions:
     @property
     def compares_models(self) -> bool:
         """Whether to compare the models, which is not done if something else was asked for."""
-        has_other = self.dif is not None or self.outcomes is not None
+        tests = (self.dif, self.outcomes, self.covariates)
+        has_other = any(test is not None for test in tests)
         has_other |= self.likelihood_ratio or self.reliability
         is_needed = self.label is not None or self.folds is not None
         return self.with_comparison or is_needed or not has_other
@@ -309,9 +314,11 @@ def prepare_evaluation(options: EvaluateOptions) -> EvaluationPlan:
     groups = find_dif_groups(dataset, split, options.dif, options.dif_test, options.dif_purify)
     if options.reliability:
         check_has_scores(list_features(dataset))
-    if options.outcomes is not None and options.folds is not None:
-        raise FitError("{outcomes} cannot be combined with {folds}. Leave out one of them.")
-    outcomes = plan_outcomes(dataset, split, options.outcomes, options.correction, models)
+    for name in ("outcomes", "covariates"):
+        if getattr(options, name) is not None and options.folds is not None:
+            raise FitError(f"{{{name}}} cannot be combined with {{folds}}. Leave out one of them.")
+    related = (options.outcomes, options.correction, options.covariates, options.reference)
+    outcomes = plan_outcomes(dataset, split, *related, models)
     return EvaluationPlan(
         options, dataset, split, models, training, tests, groups, outcomes, open_executor
     )

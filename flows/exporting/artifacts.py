@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from flows.cli.errors import format_warnings
 from flows.data.datasets import LoadedModel
+from flows.exporting.classes import check_reference
 from flows.exporting.columns import (
     Array,
     ParameterColumn,
@@ -86,28 +87,35 @@ def make_group_table(artifact: Artifact) -> BatchedTable:
     return _make_parameter_table("group", list_segment_names(artifact), columns)
 
 
-def make_coefficient_table(artifact: Artifact) -> BatchedTable:
+def make_coefficient_table(artifact: Artifact, reference: int | None = None) -> BatchedTable:
     """Make a table with one line per covariate and component: coefficient, error, z and p.
 
-    Those of a mixture are log-odds against the first component, and the intercept is among them.
+    Those of a mixture are log-odds against the reference (from 1; by default the first component),
+    and the intercept is among them.
     """
     if "coefficients" not in artifact:
         raise DataError(f"{artifact.path}: the fit has no covariates. Fit with --covariates NAMES.")
-    names, first = [*artifact.manifest["covariates"]["names"]], 1
+    names = [*artifact.manifest["covariates"]["names"]]
     values = artifact["coefficients"]
     errors = artifact.get("coefficients_error", np.full(values.shape, np.nan))
+    components = np.arange(1, values.shape[1] + 1)
     if "intercepts" in artifact:
-        names, first = ["(intercept)", *names], 2
-        intercepts = artifact["intercepts"]
-        unknown = np.full(intercepts.shape, np.nan)
-        values = np.vstack([intercepts, values])[:, 1:]
-        errors = np.vstack([artifact.get("intercepts_error", unknown), errors])[:, 1:]
-    n_components = values.shape[1]
+        base = check_reference(reference, len(components)) or 0
+        names = ["(intercept)", *names]
+        values = np.vstack([artifact["intercepts"], values])
+        values = values - values[:, [base]]
+        errors = np.full(values.shape, np.nan)
+        if "log_odds_error" in artifact:
+            errors = artifact["log_odds_error"][:, base].T
+        values, errors = (np.delete(own, base, axis=1) for own in (values, errors))
+        components = np.delete(components, base)
+    elif reference is not None:
+        raise DataError(f"{artifact.path} is no mixture. Leave out --reference.")
     z = (values / errors).ravel()
     return collect_columns(
         {
-            "covariate": [name for name in names for _ in range(n_components)],
-            "component": [*range(first, first + n_components)] * len(names),
+            "covariate": [name for name in names for _ in components],
+            "component": np.tile(components, len(names)),
             "coefficient": values.ravel(),
             "error": errors.ravel(),
             "z": z,

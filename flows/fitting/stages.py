@@ -30,6 +30,7 @@ from pipeline.data.features import list_features, list_plane_names
 from pipeline.errors import FitError
 from pipeline.evaluation.records import describe_outcome
 from pipeline.executors.progress import Progress
+from pipeline.fitting.class_numbers import add_class_numbers
 from pipeline.fitting.fit_pass import collect_pass_statistics
 from pipeline.fitting.fit_statistics import add_fit_statistics
 from pipeline.fitting.linkage import get_linkage_key
@@ -353,6 +354,7 @@ def _run_passes(job: FitJob, states: CheckpointStore, start: PassStart) -> FitSt
         progress=job.progress,
     )
     state = add_fit_statistics(job.model, state, *run, job.progress)
+    state = add_class_numbers(job.model, state, *run, job.progress)
     return orient_fit(job.model, state, *run, job.poles, list_features(job.dataset))
 
 

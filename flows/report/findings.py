@@ -54,6 +54,7 @@ def summarize_findings(
     statistics = artifact.manifest["diagnostics"].get("fit_statistics", {})
     return [
         _format_fit(artifact.manifest),
+        *_iter_number_sentences(artifact.manifest),
         *_iter_share_sentences(artifact),
         *units,
         *(iter_edge_sentences(edges, fitted.feature_names, _MAX_FEATURES) if edges else ()),
@@ -78,6 +79,27 @@ def _format_fit(manifest: Mapping[str, Any]) -> str:
     features += f" ({n_fitted:,} by level)" * (n_fitted != n)
     data = f"{rows} of {features} of {format_dataset_name(manifest)}"
     return f"{manifest['model']} was fitted with {components} to {data}{date}{ending}."
+
+
+def _iter_number_sentences(manifest: Mapping[str, Any]) -> Iterator[str]:
+    """Say which of the numbers of classes that were compared is best by BIC and by the test."""
+    table = manifest["diagnostics"].get("class_numbers", ())
+    if len(table) < 2 or "bic" not in table[0]:
+        return
+    best = min(table, key=lambda line: line["bic"])["components"]
+    text = f"Of 1 to {len(table)} classes, BIC is lowest at {best}"
+    tested = [line for line in table if line.get("blrt_p") is not None]
+    if not tested:
+        yield f"{text}."
+        return
+    enough = next((line for line in tested if line["blrt_p"] > _SIGNIFICANCE_LEVEL), None)
+    if enough is None:
+        yield f"{text}; the bootstrap test rejects every number below {len(table)}."
+        return
+    yield (
+        f"{text}; the bootstrap test does not reject {enough['components'] - 1} in favour of "
+        f"{enough['components']} (p = {enough['blrt_p']:.2f})."
+    )
 
 
 def _iter_share_sentences(artifact: Artifact) -> Iterator[str]:

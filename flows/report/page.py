@@ -50,6 +50,8 @@ from flows.report.tables import (
     format_title,
     format_values,
     list_provenance,
+    make_class_number_table,
+    make_class_table,
     make_coefficient_table,
     make_factor_table,
     make_fit_statistics_table,
@@ -220,9 +222,11 @@ def render_page(report: Report) -> str:
     return render_template(
         title=format_title(manifest),
         findings=report.findings,
+        overview=[table for table in (make_class_number_table(manifest),) if table is not None],
         number_tables=[
             table
             for table in (
+                make_class_table(artifact),
                 make_parameter_table(artifact, report.correlations),
                 make_factor_table(artifact),
                 make_coefficient_table(artifact),

@@ -11,11 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.cli.summary import (
+    CLASS_NUMBER_NOTE,
     count_features,
     format_feature_count,
     format_row_count,
     format_segment_count,
     join_names,
+    list_class_numbers,
     list_covariates,
     list_known_items,
     list_likelihood,
@@ -266,8 +268,9 @@ def list_provenance(artifact: Artifact) -> FactRows:
 
 
 def format_values(values: Mapping[str, Any]) -> FactRows:
-    """Format settings or diagnostics as text; fit statistics have their own table."""
-    return [(name, _format_value(v)) for name, v in values.items() if name != "fit_statistics"]
+    """Format settings or diagnostics as text, without those that have their own table."""
+    own_tables = ("fit_statistics", "class_numbers")
+    return [(name, _format_value(v)) for name, v in values.items() if name not in own_tables]
 
 
 def _format_value(value: Any) -> str:
@@ -490,6 +493,24 @@ def make_group_table(artifact: Artifact) -> NumberTable | None:
         for column in read_parameter_columns(artifact, "segment")
     ]
     return _make_number_table(title, kind, list_segment_names(artifact), columns)
+
+
+def make_class_table(artifact: Artifact) -> NumberTable | None:
+    """Return the sizes of the classes of a mixture with standard errors, if they are known."""
+    if "weights_error" not in artifact or artifact.dims("weights") != ("component",):
+        return None
+    size = ParameterColumn("size", "", artifact["weights"], artifact["weights_error"])
+    names = [f"{k}" for k in range(1, len(size.values) + 1)]
+    return _make_number_table("Classes", "class", names, [size])
+
+
+def make_class_number_table(manifest: Manifest) -> TextTable | None:
+    """Return the table of the numbers of classes that the fit compared, if any."""
+    columns, rows = list_class_numbers(manifest["diagnostics"])
+    if not rows:
+        return None
+    note = f"BIC, aBIC and CAIC: lower is better. {CLASS_NUMBER_NOTE}."
+    return TextTable("Number of classes", columns, tuple(rows), note)
 
 
 def make_coefficient_table(artifact: Artifact) -> NumberTable | None:

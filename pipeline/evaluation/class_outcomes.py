@@ -156,6 +156,25 @@ def check_are_no_covariates(columns: Sequence[str], covariates: Covariates | Non
             )
 
 
+def check_has_no_covariates(model: Model) -> None:
+    """Refuse to regress the classes of a fit that has covariates itself."""
+    if model.structure.covariates is not None:
+        raise FitError(
+            "{covariates}: the fit has covariates itself; its coefficients say how its classes "
+            "depend on them. Leave it out, or fit without covariates."
+        )
+
+
+def check_reference_class(reference: int | None, n_classes: int) -> None:
+    """Refuse the number of a class, from 1, that a fit does not have."""
+    if reference is not None and not 1 <= reference <= n_classes:
+        raise FitError(
+            f"{{reference}} is {reference}, but the fit has {n_classes} classes. Choose 1 to "
+            f"{n_classes}.",
+            parameter="reference",
+        )
+
+
 def relate_classes(
     subject: EvaluatedModel,
     rows: RowSource,
@@ -190,8 +209,7 @@ def relate_classes(
     """
     summarize = partial(_summarize_block, subject, tuple(columns))
     sums = collect_statistics(summarize, rows, executor, "outcomes", progress=progress)
-    if len(sums.assigned) < 2:
-        raise FitError("{outcomes} needs two or more classes. Fit more {components}.")
+    _check_has_classes(sums)
     errors = compute_classification_errors(sums.assigned)
     outcomes = []
     for column, table, missing in zip(columns, sums.tables, sums.missing.tolist(), strict=True):
@@ -207,9 +225,7 @@ def _summarize_block(
     subject: EvaluatedModel, columns: tuple[str, ...], block: BinaryBlock
 ) -> OutcomeSums:
     values = [convert_labels_to_numbers(block.column(name)) for name in columns]
-    if len(subject.segments):
-        block = replace(block, segment=int(subject.segments[block.segment]))
-    posterior = subject.model.transform(subject.params, block, RowRandom(0))["mean"]
+    posterior = compute_class_posterior(subject, block)
     assigned, n_classes = posterior.argmax(axis=1), posterior.shape[1]
     weights = np.ones(block.n_samples) if block.row_weights is None else block.row_weights
     squares = weights**2 if block.has_sampling_weights else weights
@@ -220,6 +236,29 @@ def _summarize_block(
     tables = tuple(_make_table(v, assigned, weights, squares, n_classes) for v in values)
     missing = np.array([np.count_nonzero(~np.isfinite(v)) for v in values], np.int64)
     return OutcomeSums(block.n_samples, block.weight, by_class, tables, missing)
+
+
+def compute_class_posterior(subject: EvaluatedModel, block: BinaryBlock) -> Array:
+    """Return P(class | x) of the rows of a block of evaluated rows, (n_samples, n_classes)."""
+    if len(subject.segments):
+        block = replace(block, segment=int(subject.segments[block.segment]))
+    posterior: Array = subject.model.transform(subject.params, block, RowRandom(0))["mean"]
+    return posterior
+
+
+def collect_classification_errors(
+    subject: EvaluatedModel, rows: RowSource, executor: Executor, progress: Progress
+) -> Array:
+    """Return P(s | t), the probability that a row of class t is assigned to s, by t and s."""
+    summarize = partial(_summarize_block, subject, ())
+    sums = collect_statistics(summarize, rows, executor, "classification", progress=progress)
+    _check_has_classes(sums)
+    return compute_classification_errors(sums.assigned)
+
+
+def _check_has_classes(sums: OutcomeSums) -> None:
+    if len(sums.assigned) < 2:
+        raise FitError("{outcomes} needs two or more classes. Fit more {components}.")
 
 
 def _make_table(

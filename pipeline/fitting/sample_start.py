@@ -86,8 +86,7 @@ class BlockSample(CountsAndMore):
 
     def make_row_source(self, rows: RowSource) -> RowSource:
         """Return the sampled rows as a source with a single chunk."""
-        chunk = join_segments(self.blocks)
-        return replace(rows, read=_ChunkReader(chunk), rows_per_chunk=[len(chunk.rows)])
+        return make_block_source(self.blocks, rows)
 
     def lacks_levels(self, features: Sequence[Feature], has_groups: bool) -> bool:
         """Return whether the sample has too few rows at a level that all rows have."""
@@ -101,6 +100,12 @@ class BlockSample(CountsAndMore):
         if not has_groups:
             needed, present = needed.sum(axis=0), present.sum(axis=0)
         return bool((present < np.minimum(needed, LEAST_COUNT)).any())
+
+
+def make_block_source(blocks: Sequence[BinaryBlock], rows: RowSource) -> RowSource:
+    """Return blocks in memory, each of another segment, as a source with a single chunk."""
+    chunk = join_segments(blocks)
+    return replace(rows, read=_ChunkReader(chunk), rows_per_chunk=[len(chunk.rows)])
 
 
 @dataclass(frozen=True)

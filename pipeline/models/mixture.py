@@ -4,6 +4,10 @@ Each fit, or each number of components that is tried, begins with short runs fro
 continues from the best of them until it has converged (C. Biernacki, G. Celeux, G. Govaert,
 Computational Statistics & Data Analysis 41, 2003). If the number of components is not set, it is
 doubled from 1 while the likelihood of held-out rows increases.
+
+With `max_components`, every number from 1 on is fitted to all rows, one after the other, and the
+fit ends with the chosen number, or with that of the lowest BIC. `pipeline.fitting.class_numbers`
+then compares them.
 """
 
 from __future__ import annotations
@@ -25,15 +29,25 @@ from pipeline.models.base import Model
 from pipeline.models.capabilities import FitRecord
 from pipeline.models.settings import choose_number_of_starts
 from pipeline.models.state import Arrays, FitState
+from pipeline.params import get_named_arrays, params_from_arrays
 from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.sums import Sums
 
 _MIN_ROWS_TO_CHOOSE = 100  # about ten of them are held out
 _MAX_SLIGHT_SMOOTHING = 1e-3  # it costs about as many nats for each probability near 0 or 1
+_COMPARED_STARTS = 10  # of each number of components, unless the user sets more or fewer
+_START_DIAGNOSTICS = ("starts", "starts_at_best", "next_start_below")
 
 
 class Mixture(Model):
-    """A model whose parameters `weights` are the probabilities of its components."""
+    """A model whose parameters `weights` are the probabilities of its components.
+
+    Attributes
+    ----------
+    max_components
+        Fit every number of components from 1 to this, and compare them in a table. If n_components
+        is None, the fit has the number with the lowest BIC.
+    """
 
     max_held_out_components: ClassVar[int]
     """Number of components at which the search for their number ends."""
@@ -43,6 +57,17 @@ class Mixture(Model):
     """Whether a single start of several components begins with a short run too."""
     starts: int | None
     smoothing: float
+    max_components: int | None
+
+    @property
+    def n_compared(self) -> int | None:
+        """Largest number of components to fit and compare; None if numbers are not compared."""
+        return self.max_components
+
+    @property
+    def most_components(self) -> int:
+        """Number of components that needs the most memory."""
+        return self.n_compared or self.n_components or self.max_held_out_components
 
     def _draw_start(self, auxiliary: Arrays, n_components: int, start: int) -> Any:
         """Return the parameters that one of the starts begins with.
@@ -53,7 +78,9 @@ class Mixture(Model):
 
     def _check_number_of_components(self, first: FeatureCounts) -> None:
         """Refuse data with too few rows."""
-        if self.n_components is None and first.weight < _MIN_ROWS_TO_CHOOSE:
+        if self.n_compared is not None:
+            self._check_compared_numbers(first, self.n_compared)
+        elif self.n_components is None and first.weight < _MIN_ROWS_TO_CHOOSE:
             raise FitError(
                 f"The dataset has only {first.weight:.0f} rows; choosing {{components}} needs at "
                 f"least {_MIN_ROWS_TO_CHOOSE}. Set {{components}} to a number.",
@@ -66,8 +93,31 @@ class Mixture(Model):
                 parameter="components",
             )
 
+    def _check_compared_numbers(self, first: FeatureCounts, most: int) -> None:
+        """Refuse numbers of components that cannot be compared."""
+        if (self.n_components or 1) > most:
+            raise FitError(
+                f"{{components}} is {self.n_components}, but {{max_components}} is {most}. Raise "
+                "{max_components}.",
+                parameter="max_components",
+            )
+        if most > first.weight:
+            raise FitError(
+                f"{{max_components}} is {most}, but the dataset has only {first.weight:.0f} rows. "
+                f"Choose at most {first.weight:.0f}.",
+                parameter="max_components",
+            )
+        if self.n_components is None and first.has_sampling_weights:
+            raise FitError(
+                "BIC cannot choose {components}, because the rows have sampling weights. Set "
+                "{components} to a number; {max_components} still compares log-likelihoods.",
+                parameter="components",
+            )
+
     def _begin_fit(self, state: FitState) -> FitState:
         """Begin with the chosen number of components, or the search for it."""
+        if self.n_compared is not None:
+            return self._begin_stage(state, 1, 0.0)
         if self.n_components is not None:
             return self._begin_stage(state, self.n_components, 0.0)
         return self._begin_stage(state, 1, HELD_OUT_SHARE)
@@ -77,6 +127,8 @@ class Mixture(Model):
         n_starts = choose_number_of_starts(
             self.starts, is_complete=bool(state.auxiliary["is_complete"])
         )
+        if self.n_compared is not None:
+            n_starts = self.starts or _COMPARED_STARTS
         is_single = n_components == 1 or (n_starts == 1 and not self.single_start_is_short)
         auxiliary = {**state.auxiliary, "short": np.array(not is_single)}
         working = self._make_working(held_out, is_short=not is_single)
@@ -112,7 +164,12 @@ class Mixture(Model):
         return self._begin_long_run(state, float(state.working["held_out"]))
 
     def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
-        """Double the components while held-out rows gain, then continue with all rows."""
+        """Fit further numbers of components, then continue with the best on all rows.
+
+        Without `n_compared`, double the components while held-out rows gain.
+        """
+        if self.n_compared is not None:
+            return self._try_next_number(state, statistics, self.n_compared)
         if state.working["held_out"] == 0:
             return None
         auxiliary, is_best = record_held_out_score(state.params, state.auxiliary, statistics)
@@ -146,6 +203,68 @@ class Mixture(Model):
             "gain follows no χ² distribution"
         )
 
+    def _try_next_number(self, state: FitState, statistics: Sums, most: int) -> FitState | None:
+        """Keep the parameters of a number of components, and fit the next, or end with the chosen.
+
+        A warm start fits the chosen number only.
+        """
+        auxiliary, n = dict(state.auxiliary), len(state.params.weights)
+        if "is_chosen" in auxiliary or (n > 1 and f"tried_{n - 1}-weights" not in auxiliary):
+            return None
+        named = get_named_arrays(state.params).items()
+        auxiliary |= {f"tried_{n}-{name}": values for name, (_, values) in named}
+        starts = [state.diagnostics.get(name, -1.0) for name in _START_DIAGNOSTICS]
+        n_parameters = self.count_free_parameters(state)
+        bic = n_parameters * np.log(statistics.weight) - 2 * statistics.objective
+        auxiliary["tried_starts"] = np.vstack([*auxiliary.get("tried_starts", ()), starts])
+        auxiliary["tried_bic"] = np.append(auxiliary.get("tried_bic", ()), bic)
+        state = replace(state, auxiliary=auxiliary)
+        if n < most:
+            return self._begin_stage(state, n + 1, 0.0)
+        chosen = self.n_components or 1 + int(auxiliary["tried_bic"].argmin())
+        n_starts, n_at_best, below = auxiliary["tried_starts"][chosen - 1].tolist()
+        described = (int(n_starts), int(n_at_best), below)
+        is_known = n_starts > 0  # of several starts
+        diagnostics = dict(zip(_START_DIAGNOSTICS, described, strict=True)) if is_known else {}
+        auxiliary["is_chosen"] = np.array(1)
+        state = self._begin_long_run(replace(state, diagnostics=diagnostics), 0.0)
+        return replace(state, params=self.get_compared_params(state)[chosen])
+
+    def get_compared_params(self, state: FitState) -> dict[int, Any]:
+        """Return the parameters of all numbers of components that a fit compares, by number."""
+        by_number = dict[int, dict[str, Any]]()
+        for name, values in state.auxiliary.items():
+            prefix, _, own_name = name.partition("-")
+            if own_name and prefix.startswith("tried_"):
+                number = int(prefix.removeprefix("tried_"))
+                by_number.setdefault(number, {})[own_name] = values
+        return {n: params_from_arrays(self.params, own) for n, own in sorted(by_number.items())}
+
+    def get_compared_starts(self, state: FitState) -> list[tuple[int, int] | None]:
+        """Return the numbers of starts, and of those at the best, of each number of components.
+
+        None if there was a single start.
+        """
+        rows = state.auxiliary["tried_starts"][:, :2]
+        return [(int(a), int(b)) if a > 0 else None for a, b in rows]
+
+    def count_free_parameters(self, state: FitState) -> int:
+        """Return the number of free parameters."""
+        raise NotImplementedError
+
+    def keep_order(self, state: FitState) -> FitState:
+        """Return a state whose fit numbers its components as the parameters that it starts from."""
+        return replace(state, auxiliary={**state.auxiliary, "keeps_order": np.array(1)})
+
+    def sort_components(self, state: FitState, weights: Any) -> Any:
+        """Return the components by weight, the largest first, or as in the start of a warm start.
+
+        EM moves each component from where the earlier fit had it, so equal numbers mean the same.
+        """
+        if "keeps_order" in state.auxiliary:
+            return np.arange(len(weights))
+        return np.argsort(-weights, kind="stable")
+
     def _describe_components(self, state: FitState, mass: Any, empty_rows: Any) -> FitState:
         """Add diagnostics, and warnings about components.
 
@@ -164,15 +283,28 @@ class Mixture(Model):
     def _warn_about_components(self, n_components: int, empty: int) -> tuple[FitWarning, ...]:
         """Warn about empty components, or about the end of the search for their number."""
         text = f"components with less than one row: {empty} of {n_components}"
-        if empty and self.n_components is None:
+        if empty and self.n_components is None and self.n_compared is None:
             filled = n_components - empty
             text += f"; their number was doubled automatically, {{components={filled}}} avoids them"
             return (FitWarning(text),)
         if empty:
             return (FitWarning(f"{text}; choose fewer {{components}}"),)
+        if self.n_compared is not None:
+            return self._warn_about_last_number(n_components)
         if self.n_components is None and n_components == self.max_held_out_components:
             text = (
                 f"held-out rows still gain at {n_components}, where the search for {{components}} "
             )
             return (FitWarning(text + "ends; set a larger number"),)
         return ()
+
+    def _warn_about_last_number(self, n_components: int) -> tuple[FitWarning, ...]:
+        """Warn if BIC chose the largest number that was compared."""
+        if self.n_components is not None or not 1 < n_components == self.n_compared:
+            return ()
+        return (
+            FitWarning(
+                f"BIC is lowest at {n_components} components, the largest number that was "
+                "compared; set a larger {max_components}"
+            ),
+        )

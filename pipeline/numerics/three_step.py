@@ -94,6 +94,15 @@ def compute_classification_errors(assigned: Array) -> Array:
     return errors
 
 
+def check_classification_errors(errors: Array) -> None:
+    """Refuse classes that assignments do not tell apart."""
+    if np.linalg.cond(errors) > _MAX_CONDITION:
+        raise FitError(
+            "Rows cannot be assigned to some of the classes: no row is most likely of them, or "
+            "assignments do not depend on them. Fit fewer {components}, or use {correction=none}."
+        )
+
+
 def estimate_outcome(
     table: OutcomeTable, errors: Array, correction: Correction, is_categorical: bool
 ) -> ClassEstimates:
@@ -117,11 +126,7 @@ def estimate_outcome(
     """
     if correction == "none":
         errors = np.eye(len(errors))
-    elif np.linalg.cond(errors) > _MAX_CONDITION:
-        raise FitError(
-            "Rows cannot be assigned to some of the classes: no row is most likely of them, or "
-            "assignments do not depend on them. Fit fewer {components}, or use {correction=none}."
-        )
+    check_classification_errors(errors)
     first = _estimate_by_weights(table, errors, is_categorical)
     if correction != "ml":
         return first

@@ -26,6 +26,7 @@ from flows.report.figures.images import MAX_IMAGES, ImageLayout, render_images
 from flows.report.figures.levels import plot_component_levels
 from flows.report.figures.marks import (
     Figure,
+    HoverColumns,
     LegendKey,
     LineMarks,
     Mark,
@@ -49,6 +50,7 @@ FEATURE_DIMS = (
     (("feature", "component"), ""),
     (("feature", "unit_1"), "Weights of the first layer"),
 )
+_CRITERIA = {"bic": "BIC", "adjusted_bic": "aBIC", "caic": "CAIC"}
 _SEGMENT_DIMS = {"segment", "component"}
 _IN_TABLES_ONLY = ("population_mean",)
 _NORMAL_QUANTILE = 1.96  # of 97.5 %
@@ -66,6 +68,7 @@ def plot_parameters(
     `layout` has the positions of features that are pixels; `causes`, the hidden causes of the
     model, are plotted instead of its weights.
     """
+    yield from _plot_class_numbers(artifact)
     yield from _plot_history(artifact)
     yield from _plot_spectrum(artifact)
     if causes:
@@ -116,6 +119,40 @@ def _list_distinct_arrays(artifact: Artifact, dims: set[str]) -> list[str]:
 def _orient_array(artifact: Artifact, name: str, first: str) -> Array:
     values = artifact[name].astype(np.float64)
     return values if artifact.dims(name)[0] == first else values.T
+
+
+def _plot_class_numbers(artifact: Artifact) -> Iterator[Figure]:
+    """Plot the information criteria of the numbers of classes that a fit compared."""
+    table = artifact.manifest["diagnostics"].get("class_numbers", ())
+    if len(table) < 2 or "bic" not in table[0]:
+        return
+    numbers = np.array([line["components"] for line in table], np.float64)
+    marks: list[Mark] = []
+    criteria = {name: np.array([line[name] for line in table], np.float64) for name in _CRITERIA}
+    for name, marker, colour in zip(_CRITERIA, MARKERS, COLOURS, strict=False):
+        marks.append(LineMarks([np.column_stack([numbers, criteria[name]])], [colour]))
+        marks.append(PointMarks(numbers, criteria[name], colour, marker))
+    facts = [
+        ("classes", [f"{n:.0f}" for n in numbers]),
+        *((_CRITERIA[name], [f"{v:,.1f}" for v in own]) for name, own in criteria.items()),
+    ]
+    marks.append(HoverColumns(numbers, facts))
+    values = np.concatenate([*criteria.values()])
+    plot = Plot(
+        make_count_axis(len(table), "number of classes"),
+        fit_axis(values, "criterion"),
+        tuple(marks),
+        height=300,
+    )
+    best = {_CRITERIA[name]: int(numbers[own.argmin()]) for name, own in criteria.items()}
+    lowest = ", ".join(f"{name} at {n}" for name, n in best.items())
+    keys = tuple(
+        LegendKey(text, colour, marker)
+        for text, marker, colour in zip(_CRITERIA.values(), MARKERS, COLOURS, strict=False)
+    )
+    chosen = next(line["components"] for line in table if line["is_chosen"])
+    note = f"Lowest: {lowest}. The fit has {chosen} classes."
+    yield Figure("Number of classes", f"Information criteria. {note}", plot, note=note, keys=keys)
 
 
 def _plot_history(artifact: Artifact) -> Iterator[Figure]:

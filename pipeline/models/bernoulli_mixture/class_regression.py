@@ -208,22 +208,35 @@ class ClassWeightsByCovariates:
         covariance: Array,
     ) -> tuple[BernoulliMixtureParams, Array]:
         """Return the parameters with errors of β and mean weights, and the errors of these."""
-        n_components, n_predictors = sums["expected"].shape
-        gradients = np.zeros((n_predictors, n_components, n_components, n_predictors))
-        for j in range(n_predictors):
-            gradients[j, :, :, j] = np.eye(n_components)
-            gradients[j, :, 0, j] -= 1.0  # the first component is the reference
         own = _get_regression(params)
-        # The intercept of covariates as they are is that of centred ones minus cᵀγ.
-        intercepts = gradients[0] - np.tensordot(own.covariate_center, gradients[1:], axes=1)
+        log_odds_error = compute_log_odds_errors(own.covariate_center, covariance)
         own = replace(
             own,
-            intercepts_error=propagate_errors(intercepts, covariance),
-            coefficients_error=propagate_errors(gradients[1:], covariance),
+            intercepts_error=log_odds_error[:, 0, 0],  # the first component is the reference
+            coefficients_error=log_odds_error[:, 0, 1:].T,
+            log_odds_error=log_odds_error,
         )
         weights = sums["expected"][:, 0] / weight
         weights_error = propagate_errors(sums["class_curvature"][:, 0] / weight, covariance)
         return replace(params, weights=weights, regression=own), weights_error
+
+
+def compute_log_odds_errors(center: Array, covariance: Array) -> Array:
+    """Return standard errors of the coefficients of the log-odds of each class against each.
+
+    The predictors are the intercept and the covariates as they are. `covariance`, (n_classes,
+    n_predictors, n_classes, n_predictors), is of coefficients of covariates minus `center`. The
+    result has the shape (n_classes, n_classes, n_predictors).
+    """
+    n_classes, n_predictors = covariance.shape[:2]
+    gradients = np.zeros((n_classes, n_classes, n_predictors, n_classes, n_predictors))
+    for one in range(n_classes):
+        for other in range(n_classes):
+            gradients[one, other, :, one] += np.eye(n_predictors)
+            gradients[one, other, :, other] -= np.eye(n_predictors)
+    # The intercept of covariates as they are is that of centred ones minus cᵀγ.
+    gradients[:, :, 0] -= np.einsum("j,stjkl->stkl", center, gradients[:, :, 1:])
+    return propagate_errors(gradients, covariance)
 
 
 def limit_covariates(block: BinaryBlock, covariates: Covariates) -> BinaryBlock:

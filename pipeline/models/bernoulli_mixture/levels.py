@@ -13,6 +13,7 @@ on, and of s zeros, so reversing or merging levels changes nothing else.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -128,24 +129,13 @@ def compute_level_errors(
         Whether the data do not determine q, (n_components, n_planes).
     """
     cumulative = cumulate_planes(continuation, n_levels)
-    n_components = len(continuation)
-    n_planes = n_levels[n_levels > 1] - 1
-    firsts = np.cumsum(n_planes) - n_planes
-    errors = np.empty_like(cumulative)
+    n_components, errors = len(continuation), np.empty_like(cumulative)
     by_level, unknown_levels = [np.empty((n_components, 0))], [is_unknown[:, :0]]
-    for first, n in zip(firsts.tolist(), n_planes.tolist(), strict=True):
-        own = slice(first, first + n)
-        # d P(x ≥ c) / d log-odds of q_j = P(x ≥ c) (1 − q_j) for j ≤ c.
-        slopes = cumulative[:, own, None] * (1 - continuation[:, None, own])
-        slopes *= np.tril(np.ones((n, n)))
-        ends = np.zeros((n_components, 1, n))
-        differences = -np.diff(np.concatenate([ends, slopes, ends], axis=1), axis=1)
+    for own, slopes, differences in _iter_gradients(continuation, n_levels):
         block = covariances[:, own, own]
         errors[:, own] = _propagate(slopes, block)
         by_level.append(_propagate(differences, block))
-        edge = np.ones((n_components, 1), np.bool_)
-        unknown = np.concatenate([edge, is_unknown[:, own], edge], axis=1)
-        unknown_levels.append(unknown[:, 1:] & unknown[:, :-1])
+        unknown_levels.append(_find_unknown_levels(is_unknown[:, own]))
     levels = np.where(np.concatenate(unknown_levels, axis=1), np.nan, np.hstack(by_level))
     spread = np.where(is_unknown, np.inf, errors / (cumulative * (1 - cumulative)))
     centre = scipy.special.logit(cumulative)
@@ -153,6 +143,77 @@ def compute_level_errors(
         np.stack([centre - _TWO_SIDED * spread, centre + _TWO_SIDED * spread])
     )
     return LevelErrors(np.where(is_unknown, np.nan, errors), interval, levels)
+
+
+def _iter_gradients(continuation: Array, n_levels: Counts) -> Iterator[tuple[slice, Array, Array]]:
+    """Yield the planes of each feature, and gradients in the log-odds of their q.
+
+    These are of P(x ≥ c | k), (n_components, n_planes, n_planes), and of P(x = level | k),
+    (n_components, n_planes + 1, n_planes).
+    """
+    cumulative = cumulate_planes(continuation, n_levels)
+    n_planes = n_levels[n_levels > 1] - 1
+    firsts = np.cumsum(n_planes) - n_planes
+    for first, n in zip(firsts.tolist(), n_planes.tolist(), strict=True):
+        own = slice(first, first + n)
+        # d P(x ≥ c) / d log-odds of q_j = P(x ≥ c) (1 − q_j) for j ≤ c.
+        slopes = cumulative[:, own, None] * (1 - continuation[:, None, own])
+        slopes *= np.tril(np.ones((n, n)))
+        ends = np.zeros((len(continuation), 1, n))
+        yield own, slopes, -np.diff(np.concatenate([ends, slopes, ends], axis=1), axis=1)
+
+
+def _find_unknown_levels(is_unknown: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which levels of a feature lie between planes that the data do not determine."""
+    edge = np.ones((len(is_unknown), 1), np.bool_)
+    unknown = np.concatenate([edge, is_unknown, edge], axis=1)
+    return np.asarray(unknown[:, 1:] & unknown[:, :-1])
+
+
+def compute_contrast_errors(
+    continuation: Array, covariances: Array, is_unknown: NDArray[np.bool_], n_levels: Counts
+) -> Array:
+    """Compute the standard errors of the differences of probabilities between components.
+
+    They are of P(x = 1 | k) of binary features, and of P(x = level | k) of each level of others.
+
+    Parameters
+    ----------
+    continuation, is_unknown, n_levels
+        As for `compute_level_errors`.
+    covariances
+        Covariance of the log-odds of q, (n_components, n_planes, n_components, n_planes).
+
+    Returns
+    -------
+    Array
+        (n_components, n_components, n_contrasts); NaN if a difference is not determined.
+    """
+    n_components = len(continuation)
+    parts = [np.empty((n_components, n_components, 0))]
+    for own, slopes, differences in _iter_gradients(continuation, n_levels):
+        is_binary = slopes.shape[1] == 1
+        gradients = slopes if is_binary else differences
+        unknown = is_unknown[:, own] if is_binary else _find_unknown_levels(is_unknown[:, own])
+        block = covariances[:, own, :, own]
+        found = np.einsum("kai,kilj,laj->kla", gradients, block, gradients)
+        parts.append(compute_difference_errors(found, unknown))
+    return np.concatenate(parts, axis=2)
+
+
+def compute_difference_errors(covariances: Array, is_unknown: NDArray[np.bool_]) -> Array:
+    """Return the standard errors of differences between components.
+
+    `covariances` of the components and the result have the shape (n_components, n_components, n),
+    `is_unknown` has (n_components, n).
+    """
+    places = np.arange(len(covariances))
+    variances = covariances[places, places]
+    squares = variances[:, None] + variances[None] - 2 * covariances
+    errors = np.sqrt(np.maximum(squares, 0.0))
+    errors[is_unknown[:, None] | is_unknown[None]] = np.nan
+    errors[places, places] = 0.0
+    return np.asarray(errors)
 
 
 def _propagate(gradients: Array, covariances: Array) -> Array:

@@ -49,7 +49,7 @@ from pipeline.data.blocks import BinaryBlock, iter_word_ranges
 from pipeline.data.features import select_with_levels
 from pipeline.data.level_probabilities import find_level_probabilities
 from pipeline.data.matching import draw_segments
-from pipeline.errors import FitWarning
+from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.learning.held_out import run_e_step_with_held_out
@@ -126,6 +126,8 @@ MAX_ROWS = 20_000
 """Number of rows over which information is summed; more rows are sampled and scaled up."""
 _SAMPLE_STARTS = 10
 _INFORMATION_PASSES = 0.25  # that the information of a sample may take as long as
+_MAX_DRAWN_VALUES = 1 << 25
+"""Values that a draw of the bootstrap test may have; they are in memory at once."""
 _MAX_SHOWN = 3  # components in a warning
 _MIN_SMOOTHING = 1e-6  # keeps 1 − p accurate for up to 1e9 rows
 
@@ -143,7 +145,10 @@ class BernoulliMixture(Mixture):
         with the mean and the variance of all rows that is added for every continuous feature.
     starts
         Number of short runs; the fit continues with the best. None takes 3, or 10 if values are
-        missing.
+        missing or numbers of components are compared.
+    blrt
+        Number of draws of the bootstrap likelihood-ratio test of each number of components against
+        one fewer, up to max_components or n_components; 0 leaves it out.
     errors
         Standard errors from the observed information (`louis`), from the products of scores
         (`crossproduct`, as poLCA), or `none`. With sampling weights they are those of the sandwich.
@@ -172,9 +177,16 @@ class BernoulliMixture(Mixture):
     n_components: int | None = 10
     smoothing: float = setting(0.1, minimum=_MIN_SMOOTHING)
     starts: int | None = setting(None, minimum=1)
+    max_components: int | None = setting(None, minimum=1)
+    blrt: int = setting(0, minimum=0)
     errors: Literal["louis", "crossproduct", "none"] = "louis"
     max_iter: int = setting(500, minimum=1)
     tol: float = setting(1e-6, above=0, below=1)
+
+    @property
+    def n_compared(self) -> int | None:
+        """Largest number of components to fit and compare; None if numbers are not compared."""
+        return self.max_components or (self.n_components if self.blrt else None)
 
     @property
     def n_levels(self) -> NDArray[np.int64] | None:
@@ -194,7 +206,7 @@ class BernoulliMixture(Mixture):
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the bytes of each task's sums and logarithms, and of the extrapolation."""
-        n_components = self.n_components or self.max_held_out_components
+        n_components = self.most_components
         return 8 * n_features * n_components * (6 * n_threads + 10)
 
     def estimate_work(
@@ -225,6 +237,7 @@ class BernoulliMixture(Mixture):
         warnings = warn_about_levels(level_rows, features)
         if self.structure.covariates is not None:
             warnings = (*warnings, *self.structure.covariates.make_warnings())
+        self._check_bootstrap(first)
         observed, ones = pool_margins(first)
         observed = count_reached(observed, ones, self.n_levels)
         self._check_number_of_components(first)
@@ -242,6 +255,27 @@ class BernoulliMixture(Mixture):
         }
         state = FitState(None, auxiliary=auxiliary, warnings=warnings)
         return self._begin_fit(state)
+
+    def _check_bootstrap(self, first: FeatureCounts) -> None:
+        """Refuse tests for which rows cannot be drawn."""
+        if not self.blrt:
+            return
+        reason, n_values = "", first.weight * first.ones.shape[1]
+        if self.n_compared is None:
+            reason = "there is no largest number of components. Set {max_components}"
+        elif self.n_compared == 1:
+            reason = "one component cannot be tested. Set a larger {max_components}"
+        elif self.structure.covariates is not None:
+            reason = "rows of a fit with covariates cannot be drawn. Fit without {covariates}"
+        elif first.has_sampling_weights:
+            reason = "rows with sampling weights cannot be drawn. Leave out {blrt} or {weight}"
+        elif n_values > _MAX_DRAWN_VALUES:
+            reason = (
+                f"{n_values:,.0f} values are too many to draw; at most {_MAX_DRAWN_VALUES:,} can "
+                "be. Leave out {blrt}, and compare BIC"
+            )
+        if reason:
+            raise FitError(f"{{blrt}} is {self.blrt}, but {reason}.", parameter="blrt")
 
     def _measure_numbers(self, first: FeatureCounts) -> Arrays:
         if not isinstance(first, MeasuredCounts):
@@ -291,7 +325,48 @@ class BernoulliMixture(Mixture):
             own = {name: state.auxiliary[name] for name in names}
             params = replace(params, gaussians=replace(params.gaussians, **own))
         params = self._class_weights.begin(params)
-        return replace(self._begin_long_run(state, 0.0), params=params)
+        return replace(self.keep_order(self._begin_long_run(state, 0.0)), params=params)
+
+    def make_refit_model(self, n_components: int, tol: float) -> BernoulliMixture:
+        """Return the model that is fitted to drawn rows, without standard errors."""
+        plain = replace(self, max_components=None, blrt=0, errors="none")
+        return replace(plain, n_components=n_components, tol=tol)
+
+    def split_component(
+        self, params: BernoulliMixtureParams, component: int, rng: np.random.Generator
+    ) -> BernoulliMixtureParams:
+        """Return parameters in which two components that differ at random replace one."""
+        order = np.append(np.arange(len(params.weights)), component)
+        copies = order == component
+        signs = np.where(np.arange(len(order)) == component, -0.5, 0.5)[:, None] * copies[:, None]
+        split = params.take_components(order)
+        noise = rng.standard_normal(split.continuation.shape[1])
+        continuation = scipy.special.expit(scipy.special.logit(split.continuation) + signs * noise)
+        halves = np.where(copies, 0.5, 1.0)
+        split = replace(
+            split,
+            probabilities=cumulate_planes(continuation, self.n_levels),
+            weights=split.weights * halves,
+        )
+        if split.groups is not None:
+            own = split.groups.group_class_weights * halves
+            split = replace(split, groups=replace(split.groups, group_class_weights=own))
+        if split.gaussians is not None:
+            shift = signs * rng.standard_normal(split.n_numbers) * split.gaussians.deviations
+            gaussians = replace(split.gaussians, means=split.gaussians.means + shift)
+            split = replace(split, gaussians=gaussians)
+        return split
+
+    def begin_short_runs(
+        self, state: FitState, starts: Sequence[BernoulliMixtureParams]
+    ) -> FitState:
+        """Return the start of a stage with these parameters as starts."""
+        auxiliary = {**state.auxiliary, "short": np.array(True)}
+        state = replace(state, auxiliary=auxiliary)
+        begin = self._class_weights.begin
+        return replace(
+            state, starts=tuple(replace(state, params=begin(params)) for params in starts)
+        )
 
     def summarize(
         self, params: BernoulliMixtureParams, working: Arrays, block: BinaryBlock, rng: RowRandom
@@ -389,7 +464,7 @@ class BernoulliMixture(Mixture):
         parameters for the information.
         """
         n_parameters = int(state.params.free_parameters.size)
-        is_searching = float(state.working["held_out"]) > 0
+        is_searching = float(state.working["held_out"]) > 0 or self.n_compared is not None
         if is_searching or "is_limited" in state.working or n_parameters > MAX_PARAMETERS:
             return 0
         return ROWS_PER_PARAMETER * n_parameters
@@ -470,7 +545,7 @@ class BernoulliMixture(Mixture):
         """Sort the components by their mean weight, and add diagnostics and warnings."""
         values = statistics.values
         params = self._class_weights.finish(state.params, statistics)
-        order = np.argsort(-params.weights, kind="stable")
+        order = self.sort_components(state, params.weights)
         params = params.take_components(order)
         if params.n_levels is not None:
             by_level = find_level_probabilities(params.probabilities, params.planes_per_feature + 1)
@@ -583,7 +658,9 @@ class BernoulliMixture(Mixture):
             params, sums, weight, errors.coefficients
         )
         levels = None if params.n_levels is None else errors.levels
-        own = ClassErrors(errors.probabilities, errors.interval, weights_error, levels)
+        own = ClassErrors(
+            errors.probabilities, errors.interval, weights_error, levels, errors.contrasts
+        )
         params = replace(params, errors=own, gaussians_error=errors.gaussians)
         state = replace(state, params=params)
         if not errors.is_identified:

@@ -40,12 +40,19 @@ class ClassErrors:
         Ends of 95 % intervals.
     level_probabilities_error
         None if all features are binary.
+    contrasts_error
+        Standard errors of differences between two components, feature by feature: of the
+        probability of 1 of a binary feature, and of each level of others; then of the means of
+        continuous features.
     """
 
     probabilities_error: Array = array_field("component", "plane", may_be_nan=True)
     probabilities_interval: Array = array_field("bound", "component", "plane")
     weights_error: Array = array_field("component")
     level_probabilities_error: Array | None = optional_array_field("component", "level")
+    contrasts_error: Array | None = optional_array_field(
+        "component", "component_j", "contrast", may_be_nan=True
+    )
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,8 @@ class ClassRegression:
     intercepts, coefficients, intercepts_error, coefficients_error
         Log-odds of each component against the first where all covariates are 0, their change per
         unit of each covariate, and standard errors, which are 0 for the first component.
+    log_odds_error
+        Standard errors of intercepts and coefficients, in this order, against each component.
     covariate_center
         Means of the covariates in the fitted rows.
     """
@@ -84,6 +93,7 @@ class ClassRegression:
     covariate_center: Array = array_field("covariate")
     intercepts_error: Array | None = optional_array_field("component")
     coefficients_error: Array | None = optional_array_field("covariate", "component")
+    log_odds_error: Array | None = optional_array_field("component", "component_j", "predictor")
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,11 @@ from pipeline.models.bernoulli_mixture.gaussians import (
     Gaussians,
     find_bounded,
 )
-from pipeline.models.bernoulli_mixture.levels import compute_level_errors
+from pipeline.models.bernoulli_mixture.levels import (
+    compute_contrast_errors,
+    compute_difference_errors,
+    compute_level_errors,
+)
 from pipeline.numerics.information import invert_information
 
 ErrorForm = Literal["louis", "crossproduct", "sandwich"]
@@ -71,7 +75,9 @@ class MixtureErrors(NamedTuple):
     n_predictors, n_components, n_predictors). `levels` are the errors of the probabilities of
     levels, (n_components, n_levels in all). `gaussians` are the errors of means and standard
     deviations; None without any. All of them are NaN for parameters that the rows do not
-    determine; without any, `is_identified` is true.
+    determine; without any, `is_identified` is true. `contrasts`, (n_components, n_components,
+    n_contrasts), are the errors of differences between components: of `compute_contrast_errors`,
+    then of the means of continuous features.
     """
 
     probabilities: Array
@@ -80,6 +86,7 @@ class MixtureErrors(NamedTuple):
     coefficients: Array
     gaussians: GaussianErrors | None
     is_identified: bool
+    contrasts: Array
 
 
 def sum_mixture_information(
@@ -231,7 +238,15 @@ def compute_mixture_errors(
     by_component = covariance.reshape(n_components, width, n_components, width)
     own = np.stack([by_component[k, :n_features, k, :n_features] for k in range(n_components)])
     found = compute_level_errors(probabilities, own, unknown[:, :n_features], n_levels)
-    return MixtureErrors(*found, coefficients, numbers, is_identified)
+    own = by_component[:, :n_features, :, :n_features]
+    contrasts = compute_contrast_errors(probabilities, own, unknown[:, :n_features], n_levels)
+    if gaussians is not None:
+        places = np.arange(n_features, n_features + n_numbers)
+        own = np.moveaxis(by_component[:, places, :, places], 0, 2)
+        own = own * gaussians.deviations[:, None] * gaussians.deviations
+        means = compute_difference_errors(own, unknown[:, places])
+        contrasts = np.concatenate([contrasts, means], axis=2)
+    return MixtureErrors(*found, coefficients, numbers, is_identified, contrasts)
 
 
 def compute_information(

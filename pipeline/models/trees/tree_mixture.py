@@ -259,6 +259,7 @@ class TreeMixture(Mixture):
     n_components: int | None = 10
     smoothing: float = setting(1.0, minimum=_MIN_SMOOTHING)
     starts: int = setting(3, minimum=1)
+    max_components: int | None = setting(None, minimum=1)
     max_iter: int = setting(200, minimum=1)
     tol: float = setting(1e-4, above=0, below=1)
 
@@ -269,7 +270,7 @@ class TreeMixture(Mixture):
         """
         if self.has_pair_tables(n_features):
             return n_threads * estimate_strip_memory(MIN_STRIP_HEIGHT, n_features, self.cell_bytes)
-        n_trees = self.n_components or self.max_held_out_components
+        n_trees = self.most_components
         n_trees *= self._count_tree_starts(n_features, n_trees)
         # With missing values, a task has six squares besides its counts: see `add_missing_pairs`.
         return 8 * n_features**2 * (n_trees * (n_threads + 2) + 6 * n_threads + 16)
@@ -313,7 +314,8 @@ class TreeMixture(Mixture):
 
     def has_pair_tables(self, n_features: int) -> bool:
         """Return whether this is a single tree of so many planes that strips are counted."""
-        return self.n_components == 1 and n_features > MAX_SQUARE_FEATURES
+        is_single = self.n_components == 1 and self.n_compared is None
+        return is_single and n_features > MAX_SQUARE_FEATURES
 
     def tabulate(
         self,
@@ -361,7 +363,8 @@ class TreeMixture(Mixture):
 
     def _begin_stage(self, state: FitState, n_components: int, held_out: float) -> FitState:
         """Begin with starts of both kinds; a single tree, if values are missing, with trees."""
-        began = super()._begin_stage(state, n_components, held_out)
+        own = {n: a for n, a in state.auxiliary.items() if n not in ("tree_start", "is_finalist")}
+        began = super()._begin_stage(replace(state, auxiliary=own), n_components, held_out)
         is_exact = n_components == 1 and bool(state.auxiliary["is_complete"])
         if is_exact or state.auxiliary["is_wide"]:
             return began
@@ -456,7 +459,7 @@ class TreeMixture(Mixture):
         params = replace(params, margins=state.auxiliary["margins"])
         if state.auxiliary["is_wide"]:
             return replace(state, params=params)
-        return replace(self._begin_long_run(state, 0.0), params=params)
+        return replace(self.keep_order(self._begin_long_run(state, 0.0)), params=params)
 
     def summarize(
         self, params: TreeMixtureParams, working: Arrays, block: BinaryBlock, rng: RowRandom
@@ -585,7 +588,7 @@ class TreeMixture(Mixture):
 
     def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Sort the components by weight, and add diagnostics and warnings."""
-        order = np.argsort(-state.params.weights, kind="stable")
+        order = self.sort_components(state, state.params.weights)
         old = state.params
         params = replace(
             old, weights=old.weights[order], parents=old.parents[order], tables=old.tables[order]
