@@ -447,9 +447,7 @@ def make_parameter_table(
     order = _sort_by_factor(np.asarray(artifact["loadings"], np.float64))
     columns.sort(key=lambda column: _FACTOR_ORDER.get(column.array, 3))
     sorted_columns = [
-        ParameterColumn(
-            *(part if part is None or isinstance(part, str) else part[order] for part in column)
-        )
+        column._replace(**{n: a[order] for n, a in column._asdict().items() if np.ndim(a) == 1})
         for column in columns
     ]
     return _make_number_table(title, "feature", [names[i] for i in order], sorted_columns)

@@ -687,7 +687,7 @@ class ClippedPCA(Model):
         warnings += warn_about_indefinite(
             negative, self._suggest_repair(len(loadings))
         ) + warn_about_pairs(pair_statuses)
-        if self.estimator == "pca":
+        if self.estimator == "pca" or params.uniqueness is None:
             warnings += warn_about_noise(communalities(params))
         else:
             warnings += warn_about_uniqueness(params.uniqueness)

@@ -182,7 +182,7 @@ def make_discrepancy_form(
     (n, n_factors), inverse = loadings.shape, np.linalg.inv(fitted)
     i, j = np.triu_indices(n, 1)
     pairs = np.arange(len(i))
-    slopes = np.zeros((len(i), n, n_factors))  # of correlations by loadings
+    slopes: Array = np.zeros((len(i), n, n_factors))  # of correlations by loadings
     slopes[pairs, i], slopes[pairs, j] = loadings[j], loadings[i]
     slopes = slopes.reshape(len(i), n * n_factors)
 
