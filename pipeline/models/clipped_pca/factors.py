@@ -152,7 +152,8 @@ def measure_fit(
         "rmsr": float(np.sqrt((residuals**2).mean())) if residuals.size else 0.0,
         "n_parameters": n_features * (n_features - 1) // 2 - df,
     }
-    averages = compute_average_partials(correlation, min(n_features - 1, _MAX_AVERAGE_PARTIALS))
+    n_averages = min(n_features // 3, _MAX_AVERAGE_PARTIALS)
+    averages = compute_average_partials(correlation, n_averages)
     if averages.size:
         found["map_components"] = int(np.argmin(averages)) + 1
         found["average_partials"] = averages.tolist()

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.numerics.metrics import find_noncentrality
+from pipeline.numerics.spectra.linalg import leading_eigenpairs
 
 Array = NDArray[np.float64]
 _LEAST_VARIANCE, _ROTATION_SHARE = 1e-10, 1e-9
@@ -114,9 +115,9 @@ def compute_average_partials(correlations: Array, n_most: int) -> Array:
     where the components leave a feature no variance.
     """
     n = len(correlations)
-    values, vectors = scipy.linalg.eigh(correlations, subset_by_index=[n - n_most, n - 1])
+    values, vectors = leading_eigenpairs(correlations, n_most)
     partial, averages = correlations.copy(), list[float]()
-    for value, vector in zip(values[::-1], vectors.T[::-1], strict=True):
+    for value, vector in zip(values[:n_most], vectors.T[:n_most], strict=True):
         partial -= value * np.outer(vector, vector)
         variances = np.diag(partial)
         if variances.min() <= _LEAST_VARIANCE:

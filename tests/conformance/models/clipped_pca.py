@@ -28,6 +28,7 @@ FACTS = Facts(
     tolerant={"constant_features": "keep"},
     variants=(
         {"correlation": "arcsine"},
+        {"n_components": 2, "estimator": "minres", "rotation": "oblimin"},
         {"empty_cells": "half"},
         {"repair": "nearest"},
         {"n_components": None},
