@@ -131,6 +131,20 @@ def list_starts(diagnostics: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [("starts", f"{n_at_best} of {n_starts} {place} reached the best")]
 
 
+def _list_factor_indices(statistics: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the lines about the fit of exploratory factors; empty if there are none."""
+    if "rmsr" not in statistics:
+        return []
+    rows = [("RMSR", f"{statistics['rmsr']:.3f}")]
+    for prefix, suffix in (("", ""), ("normal_", ", normal theory")):
+        if f"{prefix}chi2" in statistics:
+            values = _join_numbers(statistics, (f"{prefix}rmsea", f"{prefix}tli"), ".3f")
+            rows.append((f"RMSEA, TLI{suffix}", values))
+    if "map_components" in statistics:
+        rows.append(("factors by MAP", f"{statistics['map_components']:,}"))
+    return rows
+
+
 def list_likelihood(statistics: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the lines about likelihood, information criteria and entropy.
 
@@ -285,7 +299,8 @@ def _make_fit_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if summary["objective"]:
         measure = summary["diagnostics"].get("objective_is", "objective")
         rows.append((measure, f"{summary['objective']:.6f} nats per row"))
-    rows += list_likelihood(summary["diagnostics"].get("fit_statistics", {}))
+    statistics = summary["diagnostics"].get("fit_statistics", {})
+    rows += [*list_likelihood(statistics), *_list_factor_indices(statistics)]
     for name in find_model_class(summary["model"]).summary_diagnostics:
         if name in summary["diagnostics"]:
             rows.append((name.replace("_", " "), f"{summary['diagnostics'][name]:,.5g}"))

@@ -22,7 +22,10 @@ FACTORS = ("--set", "estimator=minres", "--set", "rotation=oblimin")
 def test_tables_and_codes_are_those_of_the_rotated_factors(cli) -> None:
     X, _ = draw_probit_rows(800, 8, 2, seed=5)
     write_arrays(Path("d.zarr"), X, names=NAMES)
-    path = cli(*FIT, *FACTORS, "--dataset", "d.zarr").json["artifact"]
+    line = [*FIT, *FACTORS, "--dataset", "d.zarr"]
+    path = cli(*line).json["artifact"]
+    line.remove("--json")
+    assert "RMSEA, TLI, normal theory" in cli(*line).out
     params = lb.load(path).params
     export = ("export", "--artifact", path, "--what")
     assert cli(*export, "items", "--output", "i.parquet").code == 0

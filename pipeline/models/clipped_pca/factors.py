@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from pipeline.arrays import Array
 from pipeline.errors import FitError, FitWarning
-from pipeline.models.state import FitState
 from pipeline.numerics.spectra.factor_analysis import (
     compute_average_partials,
     compute_discrepancy,
@@ -107,12 +106,6 @@ def correlate_features(params: Any) -> Array:
     return correlation
 
 
-def with_fit_statistics(state: FitState, **added: Any) -> FitState:
-    """Return the state with more fit statistics."""
-    found = {**state.diagnostics.get("fit_statistics", {}), **added}
-    return replace(state, diagnostics={**state.diagnostics, "fit_statistics": found})
-
-
 def warn_about_uniqueness(uniqueness: Array) -> tuple[FitWarning, ...]:
     """Warn about Heywood cases: features that the factors explain completely."""
     cases = np.flatnonzero(uniqueness <= LEAST_UNIQUE + _HEYWOOD_MARGIN)
@@ -170,5 +163,6 @@ def measure_fit(
     else:
         n_rows = float(1 / (1 / rows).mean())
         normal = compute_normal_fit(correlation, discrepancy, n_factors, n_rows)
-        return found | {f"normal_{name}": value for name, value in normal.items()}
+        found |= {f"normal_{name}": value for name, value in normal.items()}
+        return {**found, "rmsea_missing": "the fit has no standard errors of correlations"}
     return {**found, "normal_missing": reason}

@@ -33,7 +33,6 @@ from pipeline.executors.cancellation import check_cancelled
 from pipeline.models.clipped_pca.factors import (
     correlate_features,
     find_orthogonal_loadings,
-    with_fit_statistics,
 )
 from pipeline.models.state import FitState
 from pipeline.numerics.gaussian.polychoric_influence import polychoric_influence
@@ -171,11 +170,14 @@ def _add_indices_of_factors(
         return state
     varying = np.setdiff1d(np.arange(len(params.loadings)), state.auxiliary["constant"])
     own = np.ix_(varying, varying)
+    reason = None
     if np.isnan(params.correlation_error[own]).any():
-        return with_fit_statistics(state, rmsea_missing="some correlations have no standard error")
-    if len(varying) > MAX_INDEX_FEATURES:
-        text = f"there are more than {MAX_INDEX_FEATURES} features"
-        return with_fit_statistics(state, rmsea_missing=text)
+        reason = "some correlations have no standard error"
+    elif len(varying) > MAX_INDEX_FEATURES:
+        reason = f"there are more than {MAX_INDEX_FEATURES} features"
+    if reason is not None:
+        diagnostics = {**state.diagnostics, "fit_statistics": {**found, "rmsea_missing": reason}}
+        return replace(state, diagnostics=diagnostics)
     fitted, is_ml = correlate_features(params)[own], state.diagnostics["estimator"] == "ml"
     evaluate = make_discrepancy_form(fitted, find_orthogonal_loadings(params)[varying], is_ml=is_ml)
     x, mask = _draw_rows(params, observed, len(varying), rng)
@@ -197,7 +199,9 @@ def _add_indices_of_factors(
         weight,
         (expected, expected_baseline),
     )
-    return with_fit_statistics(state, **indices)
+    others = {name: value for name, value in found.items() if name != "rmsea_missing"}
+    diagnostics = {**state.diagnostics, "fit_statistics": others | indices}
+    return replace(state, diagnostics=diagnostics)
 
 
 def _count_planes(params: Any) -> int:

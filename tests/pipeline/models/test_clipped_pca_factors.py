@@ -236,3 +236,7 @@ def test_indices_are_left_out_with_the_reason() -> None:
     found = fit_rows(X, [2] * 8, n_components=1, estimator="minres").diagnostics["fit_statistics"]
     assert found["rmsea_missing"] == "some correlations have no standard error"
     assert "normal_chi2" in found
+    X[:, 1] = X[::-1, 1]
+    settings: Any = {"n_components": 1, "estimator": "minres", "errors": "none"}
+    found = fit_rows(X, [2] * 8, **settings).diagnostics["fit_statistics"]
+    assert found["rmsea_missing"] == "the fit has no standard errors of correlations"
