@@ -111,6 +111,11 @@ def _iter_notes(reliability: Sequence[Mapping[str, Any]], names: Sequence[str]) 
             f"{join_names(names_reversed)} {verb} the other way than most items, which lowers the "
             "coefficients of the sum; reverse such items before you add scores"
         )
+    entries = [entry for group in reliability for entry in group.get("coefficients", {}).values()]
+    if any(entry is not None and entry["interval"] is None for entry in entries):
+        yield "no interval: two items never contradict each other, so no error is known"
+    if any(entry is None for entry in entries):
+        yield "-: fewer than three items for omega, or their sum does not vary"
     for group in reliability:
         where = "" if group["group"] is None else f"{group['group']}: "
         if group["constant"]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.features import Feature, are_binary, find_first_planes
+from pipeline.data.features import Feature, are_binary, find_continuous, find_first_planes
 from pipeline.errors import FitError, FitWarning
 from pipeline.models.latent_trait.asymptotes import check_asymptotes
 from pipeline.models.latent_trait.group_design import find_free_items
@@ -129,8 +129,7 @@ def _check_levels(model: Any, structure: Structure) -> None:
     if pattern is not None and (q := len(pattern.traits)) > MAX_COMPONENTS:
         raise FitError(
             f"{{pattern}} has {q} traits, but features that have several levels or are "
-            f"continuous take at most {MAX_COMPONENTS}. Leave out some of them, or cut the "
-            "features in two by {cut=NAME>=VALUE}.",
+            f"continuous take at most {MAX_COMPONENTS}. {_suggest_remedy(model, structure)}",
             parameter="pattern",
         )
     if pattern is not None and model.items == "rating-scale":
@@ -176,7 +175,6 @@ def _check_rating_scale(pattern: LoadingPattern, features: tuple[Feature, ...]) 
 
 def _adapt_to_pattern(model: Any, structure: Structure, pattern: LoadingPattern) -> Any:
     """Set the number of traits and the kind of correlations, and check that all are identified."""
-    slopes = pattern.slopes
     for name, is_other in (
         ("equal_slopes", model.equal_slopes == "yes"),
         ("rotation", model.rotation != "principal"),
@@ -187,14 +185,11 @@ def _adapt_to_pattern(model: Any, structure: Structure, pattern: LoadingPattern)
                 "one of them.",
                 parameter=name,
             )
-    has_general = bool(((slopes >= 0).all(axis=0)).any())
-    correlations = model.correlations
-    if correlations == "auto":
-        correlations = "none" if has_general else "free"
+    correlations = _choose_correlations(model, pattern)
     if (q := len(pattern.traits)) > MAX_COMPONENTS and correlations == "free":
         raise FitError(
-            f"{{pattern}} has {q} traits, but only up to {MAX_COMPONENTS} can be correlated. Use "
-            "{correlations=none}, or leave out some of them.",
+            f"{{pattern}} has {q} traits, but only up to {MAX_COMPONENTS} can be correlated. "
+            f"{_suggest_remedy(model, structure)}",
             parameter="pattern",
         )
     if q > MAX_COMPONENTS and reduce_pattern(structure, correlations) is None:
@@ -215,6 +210,26 @@ def _adapt_to_pattern(model: Any, structure: Structure, pattern: LoadingPattern)
     if structure.groups and has_means:
         check_group_means(pattern)
     return replace(model, n_components=len(pattern.traits), correlations=correlations)
+
+
+def _choose_correlations(model: Any, pattern: LoadingPattern) -> str:
+    if model.correlations != "auto":
+        return str(model.correlations)
+    return "none" if (pattern.slopes >= 0).all(axis=0).any() else "free"
+
+
+def _suggest_remedy(model: Any, structure: Structure) -> str:
+    """Return all steps together with which a pattern of too many traits can be fitted."""
+    assert structure.pattern is not None
+    steps = []
+    if not are_binary(structure.features):
+        steps.append("cut the features in two by {cut=NAME>=VALUE}")
+    if _choose_correlations(model, structure.pattern) == "free":
+        steps.append("set {correlations=none}")
+    is_enough = reduce_pattern(structure, "none") is not None
+    if not is_enough or find_continuous(structure.features):
+        return f"Fit up to {MAX_COMPONENTS} of them at a time."
+    return f"Fit up to {MAX_COMPONENTS} of them at a time, or {' and '.join(steps)}."
 
 
 def reduce_pattern(structure: Structure, correlations: str) -> TraitBlocks | None:

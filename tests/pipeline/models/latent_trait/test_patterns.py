@@ -11,7 +11,7 @@ import pytest
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.data.features import make_binary_features
+from pipeline.data.features import Feature, make_binary_features
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
@@ -287,6 +287,38 @@ def test_identified_patterns_are_accepted(entries: Entries, correlations: str) -
     structure = Structure((), make_binary_features(features), pattern=make_pattern(entries))
     model = LatentTrait(correlations=correlations).with_structure(structure)  # type: ignore[arg-type]
     assert model.n_components == len(entries[0])
+
+
+FIVE = [text for k in range(5) for text in [("0" * k + "1").ljust(5, "0")] * 3]
+
+
+def test_refusals_of_many_traits_propose_what_can_be_fitted() -> None:
+    """All proposed steps together are accepted, and none is proposed if that would not do."""
+    names = tuple(f"i{k}" for k in range(15))
+    binary = make_binary_features(names)
+    levels = tuple(Feature(name, ("a", "b", "c")) for name in names)
+    numbers = (*levels[:-1], Feature("i14", ()))
+    cut, apart = "cut the features in two by cut=", 'correlations="none"'
+    general = ["1" + text for text in FIVE]
+    crossed = [text for text in ("11100", "00111", "10011", "01010", "11111") for _ in range(3)]
+    for features, entries, settings, expected in (
+        (levels, FIVE, {}, (cut, apart)),
+        (levels, FIVE, {"correlations": "none"}, (cut,)),
+        (levels, general, {}, (cut,)),
+        (numbers, FIVE, {}, ()),
+        (binary, FIVE, {}, (apart,)),
+        (binary, crossed, {"correlations": "free"}, ()),
+    ):
+        structure = Structure((), features, pattern=make_pattern(entries))
+        with pytest.raises(FitError) as refused:
+            LatentTrait(**settings).with_structure(structure)  # type: ignore[arg-type]
+        text = str(refused.value)
+        assert "up to 3 of them at a time" in text
+        assert [step in text for step in (cut, apart)] == [s in expected for s in (cut, apart)]
+    for entries in (FIVE, general):
+        structure = Structure((), binary, pattern=make_pattern(entries))
+        model = LatentTrait(correlations="none").with_structure(structure)
+        assert model.n_components == len(entries[0])
 
 
 def test_a_pinned_item_counts_as_one_without_loadings() -> None:
