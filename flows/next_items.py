@@ -47,7 +47,7 @@ component.
 EXAMPLES = f"""Examples:
 
     python -m flows.next_items --artifact runs/v --given q1=1,q7=0 --items 3
-    python -m flows.next_items --artifact runs/v --max-error 0.3 --limits content.csv
+    python -m flows.next_items --artifact runs/v --max-error 0.3 --limits l.csv
 
 {EXIT_CODES}"""
 app = make_app("next-items", HELP, EXAMPLES)

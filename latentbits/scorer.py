@@ -27,7 +27,7 @@ from pipeline.data.tables import (
     wrap_frame,
 )
 from pipeline.errors import FitError, format_suggestion
-from pipeline.evaluation.ranking import Contrast, compare_scores
+from pipeline.evaluation.ranking import Contrast, compare_scores, select_scores
 from pipeline.executors.base import limit_blas_threads, make_executor
 from pipeline.inference.next_items import (
     ItemBank,
@@ -370,12 +370,13 @@ def contrast(
 
     Given the fitted parameters, the codes of two rows are independent, so the variance of their
     difference is the sum of their variances. Codes are posterior means, which are drawn towards the
-    mean of the population, the more so the fewer values a row has.
+    mean of the population, the more so the fewer values a row has; scores by `scores="wle"` are
+    not.
 
     Parameters
     ----------
     source
-        Codes from `transform`. Or a fitted model, an estimator after its `fit`, the path of a fit,
+        Codes from `transform`, or other scores. Or a fitted model, an estimator after its `fit`, the path of a fit,
         or a `Scorer`, if the rows are dictionaries.
     row_a, row_b
         Places of the rows in the codes, counted from 0, or their names. Or one row each: a
@@ -404,12 +405,7 @@ def contrast(
     rows = (row_a, row_b)
     if isinstance(source, LatentCodes):
         places = [_find_row(row, source, names) for row in rows]
-        arrays = {
-            name: values[:, component - 1 : component]
-            for name, values in source.items()
-            if name in ("mean", "variance") and component >= 1
-        }
-        found = {name: values[places, 0] for name, values in arrays.items() if values.shape[1]}
+        codes: Mapping[str, Any] = {name: values[places] for name, values in source.items()}
     else:
         if not all(isinstance(row, Mapping) for row in rows):
             raise FitError(
@@ -417,20 +413,15 @@ def contrast(
                 "{feature: value}."
             )
         scorer = source if isinstance(source, Scorer) else Scorer(source)
-        scored = [scorer(row) for row in rows]
-        columns = ((name, f"{name}_{component}") for name in ("mean", "variance"))
-        found = {
-            name: np.array([own[column] for own in scored])
-            for name, column in columns
-            if column in scored[0]
-        }
-    if len(found) < 2:
+        scored = [scorer._compute_codes(scorer._pack_row(row, UNKNOWN_SEGMENT)) for row in rows]
+        codes = {name: np.concatenate([own[name] for own in scored]) for name in scored[0]}
+    if (found := select_scores(codes, component - 1)) is None:
         raise FitError(
             f"{{component}} is {component}, but the codes have no mean and variance of it. Choose "
             "a component of a model whose codes have variances, such as latent-trait."
         )
-    mean, variance = (found[name].astype(float).tolist() for name in ("mean", "variance"))
-    return compare_scores((mean[0], mean[1]), (variance[0], variance[1]))
+    scores, variances = (values.tolist() for values in found)
+    return compare_scores((scores[0], scores[1]), (variances[0], variances[1]))
 
 
 def _find_row(row: Any, codes: LatentCodes, names: Sequence[Any] | None) -> int:

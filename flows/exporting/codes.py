@@ -19,7 +19,7 @@ from flows.exporting.files import BatchedTable, collect_columns
 from pipeline.data.features import list_features
 from pipeline.data.level_probabilities import name_levels
 from pipeline.errors import FitError
-from pipeline.evaluation.ranking import check_can_be_ranked, rank_rows
+from pipeline.evaluation.ranking import check_can_be_ranked, rank_rows, select_scores
 from pipeline.executors.progress import Progress, ignore_progress
 from pipeline.params import DimensionLabels, label_positions
 from pipeline.passes.row_ranges import ROW
@@ -117,13 +117,13 @@ def make_ranking_table(codes: Codes, dataset: BinaryDataset) -> BatchedTable:
         If the codes are not those of one trait with standard errors, or there are too many rows.
     """
     check_can_be_ranked(codes.n_rows)
-    arrays = {name: codes[name] for name in ("mean", "variance") if name in codes}
-    if len(arrays) < 2 or arrays["mean"].shape[1:] != (1,):
+    found = select_scores(codes, 0)
+    if found is None or select_scores(codes, 1) is not None:
         raise FitError(
             f"{codes.path}: a ranking needs the codes of one trait, with standard errors. "
             "Fit latent-trait with {components=1}."
         )
-    scores, variances = (values[:, 0].astype(np.float64) for values in arrays.values())
+    scores, variances = found
     ranking = rank_rows(scores, variances)
     order = ranking.order
     columns = {

@@ -12,7 +12,8 @@ highest first. The mean of a row's ranks is its expected rank, and their quantil
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
@@ -50,8 +51,33 @@ class Contrast(NamedTuple):
     p: float
 
 
+def select_scores(codes: Mapping[str, Any], component: int) -> tuple[Array, Array] | None:
+    """Return scores and variances of a component, counted from 0, (n_rows,) each; None without.
+
+    They are the codes `mean` and `variance`, or other scores with their standard errors.
+    """
+    names = ("score", "standard_error") if "score" in codes else ("mean", "variance")
+    if not all(name in codes for name in names):
+        return None
+    scores, spreads = (np.asarray(codes[name], np.float64) for name in names)
+    if scores.ndim == 1:  # sums
+        scores, spreads = scores[:, None], spreads[:, None]
+    if scores.shape != spreads.shape or not 0 <= component < scores.shape[1]:
+        return None
+    spread = spreads[:, component]
+    return scores[:, component], spread if names[1] == "variance" else spread**2
+
+
 def compare_scores(scores: tuple[float, float], variances: tuple[float, float]) -> Contrast:
-    """Return the first score minus the second one, given their variances."""
+    """Return the first score minus the second one, given their variances.
+
+    Raises
+    ------
+    FitError
+        If a number is not finite.
+    """
+    if not all(map(math.isfinite, (*scores, *variances))):
+        raise FitError("A row has no finite score. Compare posterior means, or scores by `wle`.")
     difference = scores[0] - scores[1]
     error = math.sqrt(variances[0] + variances[1])
     z = difference / error if error else math.copysign(math.inf, difference) if difference else 0.0
@@ -96,9 +122,14 @@ def rank_rows(scores: Array, variances: Array, seed: int = 0) -> Ranking:
     Raises
     ------
     FitError
-        If there are more than `MAX_RANKED_ROWS` rows.
+        If there are more than `MAX_RANKED_ROWS` rows, or a score is not finite.
     """
     check_can_be_ranked(len(scores))
+    if n_bad := int((~np.isfinite(scores + variances)).sum()):
+        raise FitError(
+            f"{n_bad:,} rows have no finite score, so they have no rank. Rank posterior means, or "
+            "scores by {scores=wle}."
+        )
     order = np.argsort(-scores, kind="stable")
     scores, errors = scores[order], np.sqrt(variances[order])
     ranks = _draw_ranks(order, scores, errors, RowRandom(seed).stream("ranks"))

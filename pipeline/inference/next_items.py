@@ -169,8 +169,8 @@ class ItemBank:
             else:
                 scaled = (value - self.value_means[item]) / self.value_scales[item]
                 log_joint += scaled * self.slopes[first]
-        shares: Array = np.exp(log_joint - log_joint.max())
-        return shares / shares.sum()
+        shares = np.exp(log_joint - log_joint.max())
+        return np.asarray(shares / shares.sum())
 
     def predict_score(self, answers: Assignment) -> ScorePrediction:
         """Predict the score of all items given some answers."""
@@ -363,16 +363,16 @@ def _balance_content(
     shares: dict[str | None, float] = {group: n / len(names) for group, n in sizes.items()}
     shares[None] = 1 - len(content) / len(names)
     if limits.shares is not None:
-        for group, share in limits.shares.items():
-            if group not in sizes or not share >= 0:
+        for name, share in limits.shares.items():
+            if name not in sizes or not share >= 0:
                 raise FitError(
-                    f"{group!r}: {share} is not the share of a content group. The groups are "
+                    f"{name!r}: {share} is not the share of a content group. The groups are "
                     f"{', '.join(sorted(map(str, sizes)))}.",
                     parameter="shares",
                 )
         if not (total := sum(limits.shares.values())) > 0:
             raise FitError("{shares} are all 0. Give one group a share.")
-        shares = {group: share / total for group, share in limits.shares.items()}
+        shares = {name: share / total for name, share in limits.shares.items()}
     open_groups = [group for group, share in shares.items() if share > 0]
     counts, chosen = Counter(content.get(names[item]) for item in answered), list[int]()
     while open_groups and len(chosen) < n:

@@ -72,6 +72,8 @@ def test_a_contrast_is_a_z_test() -> None:
 
 
 def test_a_ranking_of_too_many_rows_is_refused() -> None:
+    with pytest.raises(FitError, match="2 rows have no finite score, so they have no rank"):
+        rank_rows(np.array([1.0, np.nan, 2.0]), np.array([1.0, 1.0, np.nan]))
     n = MAX_RANKED_ROWS + 1
     with pytest.raises(FitError, match="There are 100,001 rows, but a ranking has at most 100,000"):
         rank_rows(np.zeros(n), np.zeros(n))
