@@ -376,8 +376,8 @@ def contrast(
     Parameters
     ----------
     source
-        Codes from `transform`, or other scores. Or a fitted model, an estimator after its `fit`, the path of a fit,
-        or a `Scorer`, if the rows are dictionaries.
+        Codes from `transform`, or other scores. Or a fitted model, an estimator after its `fit`,
+        the path of a fit, or a `Scorer`, if the rows are dictionaries.
     row_a, row_b
         Places of the rows in the codes, counted from 0, or their names. Or one row each: a
         dictionary from names of features to values, as a `Scorer` takes it.

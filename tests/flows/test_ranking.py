@@ -98,14 +98,17 @@ def test_a_contrast_takes_codes_names_or_answers(fitted, rows: pd.DataFrame) -> 
             lb.contrast(*arguments)
     with pytest.raises(FitError, match=r"0 rows have the name 'm500'\. Did you mean 'm50'"):
         lb.contrast(codes, "m500", "m3", names=rows["model"])
+    answered = rows[NAMES].head(N_ROWS - 1)
     for kind in ("wle", "sum"):
-        scores = lb.transform(fit, rows[NAMES], scores=kind)
+        scores = lb.transform(fit, answered, scores=kind)
         score, error = (np.ravel(scores[name]) for name in ("score", "standard_error"))
         contrast = lb.contrast(scores, 30, 3)
         assert contrast.difference == pytest.approx(score[30] - score[3])
         assert contrast.error == pytest.approx(np.hypot(error[30], error[3]))
+    with pytest.warns(UserWarning, match="no ml score"):
+        scores = lb.transform(fit, rows[NAMES], scores="ml")
     with pytest.raises(FitError, match="A row has no finite score"):
-        lb.contrast(lb.transform(fit, rows[NAMES], scores="ml"), N_ROWS - 1, 3)
+        lb.contrast(scores, N_ROWS - 1, 3)
     with pytest.raises(FitError, match="component is 2, but the codes have no mean and variance"):
         lb.contrast(codes, 0, 1, component=2)
 
