@@ -72,14 +72,17 @@ def compare_fits(fits: Mapping[str, FitRecord]) -> list[dict[str, Any]]:
 
 
 def _find_test(fit: FitRecord, smaller: Sequence[tuple[str, FitRecord]]) -> dict[str, Any]:
-    """Return the test against the first nested fit, or why there is none against the first."""
-    reasons = []
+    """Return the test against the first nested fit, or why there is none.
+
+    The reason is that of the first fit of the same model, or else of the first one.
+    """
+    reasons: dict[bool, str] = {}
     for name, own in smaller:
-        if reason := explain_no_test(own, fit):
-            reasons.append(f"{name}: {reason}")
-        else:
+        reason = explain_no_test(own, fit)
+        if not reason:
             return {"against": name, **compute_likelihood_ratio(own, fit)}
-    return {"no_test": reasons[0] if reasons else ""}
+        reasons.setdefault(own.model.name == fit.model.name, f"{name}: {reason}")
+    return {"no_test": reasons.get(True, reasons.get(False, ""))}
 
 
 def get_statistics(fit: FitRecord) -> Mapping[str, Any]:
