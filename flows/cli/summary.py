@@ -157,13 +157,16 @@ def list_likelihood(statistics: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("log prior", f"{statistics['log_prior']:z,.2f}".replace("-", "−")))
     rows.append(("parameters", f"{statistics['n_parameters']:,}"))
     if "aic" in statistics:
-        criteria = (f"{statistics[name]:,.1f}" for name in ("aic", "bic", "adjusted_bic"))
-        aic, bic, adjusted = (text.replace("-", "−") for text in criteria)
-        rows += [("AIC, BIC", f"{aic}, {bic}"), ("adjusted BIC", adjusted)]
+        rows.append(("AIC, BIC", _join_numbers(statistics, ("aic", "bic"), ",.1f")))
+        rows.append(("adjusted BIC", _join_numbers(statistics, ("adjusted_bic",), ",.1f")))
     if "entropy_r2" in statistics:
         relative = f"relative entropy {statistics['relative_entropy']:.3f}"
         rows.append(("entropy R²", f"{statistics['entropy_r2']:.3f}; {relative}"))
     return rows
+
+
+def _join_numbers(values: Mapping[str, Any], names: Sequence[str], form: str) -> str:
+    return ", ".join(f"{values[name]:{form}}".replace("-", "−") for name in names)
 
 
 def list_class_numbers(

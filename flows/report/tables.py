@@ -66,7 +66,7 @@ _MEANINGS = {
     "parameters": "number of parameters estimated from the data",
     "AIC, BIC": "lower is better, for fits to the same rows",
     "adjusted BIC": "BIC with (n + 2) / 24 in the place of the number of rows n",
-    "entropy R²": "1 if each row clearly belongs to one class, 0 if its values say no more than the "
+    "entropy R²": "1 if rows clearly belong to classes, 0 if their values say no more than the "
     "sizes of the classes; relative entropy is 0 if all classes are equally probable",
     "M₂": "far above its degrees of freedom if the model does not describe the pairs",
     "C₂": "far above its degrees of freedom if the model does not describe the pairs",
