@@ -31,11 +31,15 @@ if TYPE_CHECKING:
     from storage.stores.locations import AnyPath
 
 
-def make_dataset(data: Any, features: Sequence[Feature] = ()) -> Dataset:
+def make_dataset(
+    data: Any, features: Sequence[Feature] = (), columns: Sequence[str] | None = None
+) -> Dataset:
     """Make a dataset of anything that `fit` takes.
 
     `features` are those of a fit: the values of features with these names are matched with their
-    levels. They also name the features of an array that has as many, or has a column per plane.
+    levels. They also name the features of an array that has as many, or has a column per plane. A
+    data frame may have other columns, which are left out. `columns` of a data frame are the only
+    ones that are read.
     """
     if hasattr(type(data), "make_reader"):  # not of an object that has every attribute
         dataset: Dataset = data
@@ -45,7 +49,9 @@ def make_dataset(data: Any, features: Sequence[Feature] = ()) -> Dataset:
     xarray = sys.modules.get("xarray")
     is_labelled = xarray is not None and isinstance(data, xarray.DataArray | xarray.Dataset)
     if is_labelled or is_lazy_frame(data) or is_into_dataframe(data):
-        tables = convert_frame(data, None, (), _choose_columns(data, features))
+        if features and {name for name, _ in features} <= {*list_frame_columns(data)}:
+            columns = [name for name, _ in features]
+        tables = convert_frame(data, None, (), columns)
         _check_orders(tables.levels, features)
     else:
         tables = convert_array(handle_absent_chunks(data))
@@ -58,13 +64,11 @@ def make_dataset(data: Any, features: Sequence[Feature] = ()) -> Dataset:
     return make_memory_dataset(replace(tables, levels={**tables.levels, **levels}))
 
 
-def _choose_columns(data: Any, features: Sequence[Feature]) -> Sequence[str] | None:
-    """Return the columns of a data frame with these features; None if it lacks one of them."""
-    names = [feature.name for feature in features]
-    if not names or not (is_lazy_frame(data) or is_into_dataframe(data)):
-        return None
-    frame = data if is_lazy_frame(data) else wrap_frame(data, "Pass an array or a dataset.")
-    return names if {*names} <= {*list_columns(frame)} else None
+def list_frame_columns(data: Any) -> list[str]:
+    """Return the names of the columns of a data frame; none of anything else."""
+    if is_lazy_frame(data):
+        return list_columns(data)
+    return list_columns(wrap_frame(data, "")) if is_into_dataframe(data) else []
 
 
 def _check_orders(levels: Mapping[str, Sequence[str]], features: Sequence[Feature]) -> None:

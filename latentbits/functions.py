@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.running.resources import check_memory, find_memory_limit
-from latentbits.data import make_dataset
+from latentbits.data import list_frame_columns, make_dataset
 from latentbits.fitted import Evaluation, Fitted, FittedEstimator, LatentCodes, find_fitted
 from pipeline.data.batches import list_columns, read_columns, translate_read_errors
 from pipeline.data.blocks import RowSource
@@ -252,9 +252,14 @@ def fit(
     """
     if isinstance(items, str) and items in get_args(ItemKind):
         settings, items = {**settings, "items": items}, None
-    dataset = make_dataset(dataset)
+    columns = list_frame_columns(dataset)
+    if columns and (features or drop):  # other columns may hold anything
+        chosen, reverse = _choose_features(columns, features, drop, reverse)
+        dataset = make_dataset(dataset, columns=chosen)
+    else:
+        dataset = make_dataset(dataset)
+        chosen, reverse = _choose_features(dataset.feature_names, features, drop, reverse)
     with _translate_errors(dataset):
-        chosen, reverse = _choose_features(dataset, features, drop, reverse)
         request = FitRequest(
             model,
             components,
@@ -277,7 +282,7 @@ def fit(
 
 
 def _choose_features(
-    dataset: Dataset, features: Sequence[str], drop: Sequence[str], reverse: Sequence[str]
+    names: Sequence[str], features: Sequence[str], drop: Sequence[str], reverse: Sequence[str]
 ) -> tuple[Sequence[str] | None, Sequence[str]]:
     """Return the names of the features to fit, or None for all, and of those to reverse."""
     if not (features or drop or reverse):
@@ -291,7 +296,7 @@ def _choose_features(
         for name, own in named.items()
     )
     options = ReadOptions(features=chosen, drop=dropped)
-    return choose_features("the data", dataset.feature_names, options, reverse)
+    return choose_features("the data", names, options, reverse)
 
 
 def run_fit(

@@ -8,6 +8,7 @@ The text of an error or a warning may contain placeholders:
 | `{components}` | `--components` | `components` |
 | `{components=3}` | `--components 3` | `components=3` |
 | `{repair=nearest}` | `--set repair=nearest` | `repair="nearest"` |
+| `{reverse=FEATURES}` | `--reverse N5,E2`, the names of the features | `reverse="N5,E2"` |
 
 A text about no feature or segment may mean an argument of that name, `segments` of estimators.
 Python's spelling is the default; `flows.cli.errors` spells for the command line. Braces inside a
@@ -32,6 +33,9 @@ _PLACEHOLDER = re.compile(rf"(?<![\w/.'\"-])\{{([A-Za-z_]\w*)(?:={_VALUE})?\}}(?
 _NUMBER = re.compile(r"[+-]?\d+\.?\d*(e[+-]?\d+)?")
 _LITERALS = {"yes": "True", "no": "False"}
 _MAX_NAMES = 8
+FEATURES = "FEATURES"
+"""The value of a placeholder that stands for the names of the message's features."""
+_MAX_PASTED = 100  # names in an option
 LEAVE_OUT = "Leave them out by {drop=NAME}"
 """Advice about features that cannot be used, without a full stop."""
 
@@ -99,6 +103,9 @@ class FitWarning:
 
         def replace_placeholder(match: re.Match[str]) -> str:
             name, value = match.groups()
+            if value == FEATURES:
+                own = [str(name) for name in _find_names(self.features, features or ())]
+                value = None if len(own) > _MAX_PASTED else ",".join(map(quote_name, own))
             if name in names and names[name][0]:
                 return _format_names(*names[name])
             mentioned.add(name)
@@ -134,6 +141,12 @@ def _format_names(indices: Sequence[int] | Sequence[str], names: Sequence[str] |
     first = _find_names(indices[:_MAX_NAMES], names or ())
     n_more = len(indices) - len(first)
     return ", ".join(map(repr, first)) + (f" and {n_more} more" if n_more > 0 else "")
+
+
+def quote_name(name: str) -> str:
+    """Quote a name for an option, if necessary; quotes inside are doubled."""
+    is_plain = name == name.strip() and not {*name} & {*',:<="{}'}
+    return name if is_plain else '"' + name.replace('"', '""') + '"'
 
 
 def format_suggestion(word: str, choices: Iterable[str]) -> str:

@@ -16,6 +16,8 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.errors import quote_name
+
 ScalarT = TypeVar("ScalarT", np.uint8, np.float64)
 FeatureKind = Literal["binary", "ordinal", "continuous"]
 MAX_LEVELS = 16
@@ -67,17 +69,7 @@ class HasFeatures(Protocol):
 
 def join_levels(levels: Sequence[str]) -> str:
     """Write levels as the option of `ingest` does: LOW<MIDDLE<"<HIGH"."""
-    return "<".join(map(_quote, levels))
-
-
-def join_names(names: Sequence[str]) -> str:
-    """Write names as options take them: N5,E2,"a, b"."""
-    return ",".join(map(_quote, names))
-
-
-def _quote(name: str) -> str:
-    is_plain = name == name.strip() and not {*name} & {*',:<="{}'}
-    return name if is_plain else '"' + name.replace('"', '""') + '"'
+    return "<".join(map(quote_name, levels))
 
 
 def parse_number(value: Any) -> float | None:

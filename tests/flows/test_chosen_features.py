@@ -152,6 +152,10 @@ def test_python_does_the_same(plain_cli, tables: tuple[pd.DataFrame, pd.DataFram
     frame = X.drop(columns=["q2"])  # with columns that are no feature of the fit
     for rows in (convert(X), convert(own), frame, frame[["q0", "q1", "b1", "age"]].to_numpy()):
         np.testing.assert_array_equal(lb.transform(fitted, rows)["mean"], codes)
+    # Columns that are no features may hold anything.
+    small = X[["b0", "b1", "None"]].assign(form=X["form"], age=X["age"])
+    names = {"features": ["b*", "None"], "drop": ["b0"], "reverse": "b1"}
+    assert [*lb.fit(small, **names).feature_names] == ["b1 (reversed)", "None"]
     scorer = lb.Scorer(fitted)
     row = frame[["age", "q1", "b1"]].iloc[7].to_dict()
     highest = {"age": 0, "q1": 2, "b1": 1}

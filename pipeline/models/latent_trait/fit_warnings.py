@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.features import REVERSED, join_names
-from pipeline.errors import FitWarning
+from pipeline.data.features import REVERSED
+from pipeline.errors import FEATURES, FitWarning
 from pipeline.models.latent_trait.params import LatentTraitParams
 from pipeline.models.latent_trait.stages import MAX_INTEGRATION_ERROR
 from pipeline.models.state import FitState
@@ -125,13 +125,11 @@ def warn_about_reversed_items(
         return []
     n = len(reversed_items)
     subject = "1 item points" if n == 1 else f"{n} items point"
-    found = [names[k] if names else f"NAME{k}" for k in reversed_items]
-    new = [name for name in found if not name.endswith(REVERSED)]
-    again = [name.removesuffix(REVERSED) for name in found if name.endswith(REVERSED)]
     text = f"{subject} the other way than the other {n_clear - n}: {{features}}"
-    if new:
-        text += f". To reverse {'it' if n == 1 else 'them'}, fit with {{reverse={join_names(new)}}}"
+    again = [names[k] for k in reversed_items if names and names[k].endswith(REVERSED)]
     if again:
-        text += f". Leave {join_names(again)} out of {{reverse}}"
+        text += f". Leave {', '.join(again).replace(REVERSED, '')} out of {{reverse}}"
+    else:
+        text += f". To reverse {'it' if n == 1 else 'them'}, fit with {{reverse={FEATURES}}}"
     indices = tuple(reversed_items.tolist())
     return [FitWarning(text, tuple(names[k] for k in indices) if names else indices)]
