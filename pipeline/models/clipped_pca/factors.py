@@ -33,6 +33,7 @@ LEAST_UNIQUE = 0.005
 _HEYWOOD_MARGIN = 1e-4
 _MOST_NEGATIVE = -1e-8  # eigenvalue of a matrix that is semi-definite but for rounding
 _MAX_AVERAGE_PARTIALS = 50
+_MAX_ROUNDS, _ROUND_TOLERANCE = 500, 1e-6  # of correlations without data
 _FUNCTIONS = {"minres": fit_minimum_residuals, "ml": fit_factors}
 
 
@@ -53,11 +54,13 @@ def find_most_factors(n_features: int) -> int:
     return max((q for q in counts if count_degrees_of_freedom(n_features, q) >= 0), default=0)
 
 
-def fit_loadings(correlation: Array, components: Array, estimator: str) -> Array:
+def fit_loadings(
+    correlation: Array, components: Array, estimator: str, is_unknown: NDArray[np.bool_]
+) -> Array:
     """Return loadings, (n_features, n_components), by `minres` or `ml`, the largest columns first.
 
-    `components` are loadings of principal components to start from. Features without a correlation
-    to any other have loadings of 0.
+    `components` are loadings of principal components to start from. Minimum residuals leave out
+    the pairs whose correlation `is_unknown`, as if they had those of the model.
 
     Raises
     ------
@@ -73,6 +76,12 @@ def fit_loadings(correlation: Array, components: Array, estimator: str) -> Array
     if not components.shape[1]:
         return components
     loadings = _FUNCTIONS[estimator](correlation, components, LEAST_UNIQUE)
+    for _ in range(_MAX_ROUNDS if estimator == "minres" and is_unknown.any() else 0):
+        before = loadings @ loadings.T
+        completed = np.where(is_unknown, before, correlation)
+        loadings = fit_minimum_residuals(completed, loadings, LEAST_UNIQUE)
+        if np.abs(loadings @ loadings.T - before)[is_unknown].max() < _ROUND_TOLERANCE:
+            break
     return fix_signs(loadings[:, ::-1], power=1 if components.shape[1] == 1 else 3)
 
 
@@ -133,33 +142,34 @@ def measure_fit(
     n_factors
         Number of factors.
     common_rows
-        Number of rows that observe both features, of all pairs or of each.
+        Number of rows that observe both features, (n_features, n_features), 0 of pairs whose
+        correlation is unknown.
     has_sampling_weights
         Whether numbers of rows are sums of sampling weights.
     """
     n_features = len(correlation)
     upper = np.triu_indices(n_features, 1)
-    residuals = (correlation - fitted)[upper]
+    rows = np.asarray(common_rows, np.float64)[upper]
+    residuals = (correlation - fitted)[upper][rows > 0]
     df = count_degrees_of_freedom(n_features, n_factors)
     found: dict[str, Any] = {
         "rmsr": float(np.sqrt((residuals**2).mean())) if residuals.size else 0.0,
         "n_parameters": n_features * (n_features - 1) // 2 - df,
     }
-    n_averages = min(n_features // 3, _MAX_AVERAGE_PARTIALS)
+    n_averages = min(n_features // 3, _MAX_AVERAGE_PARTIALS) if (rows > 0).all() else 0
     averages = compute_average_partials(correlation, n_averages)
     if averages.size:
         found["map_components"] = int(np.argmin(averages)) + 1
         found["average_partials"] = averages.tolist()
     discrepancy = compute_discrepancy(correlation, fitted)
-    rows = np.broadcast_to(np.asarray(common_rows, np.float64), correlation.shape)[upper]
     if has_sampling_weights:
         reason = "the rows have sampling weights"
+    elif not (rows > 0).all():
+        reason = "some pairs of features have no correlation"
     elif discrepancy is None:
         reason = "the correlations are not positive definite"
     elif df < 1:
         reason = "as many parameters as correlations leave no degrees of freedom"
-    elif rows.min() == 0:
-        reason = "some features are never observed together"
     else:
         n_rows = float(1 / (1 / rows).mean())
         normal = compute_normal_fit(correlation, discrepancy, n_factors, n_rows)

@@ -164,8 +164,8 @@ _MAX_NEGATIVE_SHARE = 0.02
 _MAX_NULL_RATIO = 2.0
 _PAIR_STATUS_TEXTS = {
     PairStatus.EMPTY_CELL: "with an empty cell",
-    PairStatus.CONSTANT_FEATURE: "that do not vary where both are observed, taken as uncorrelated",
-    PairStatus.NO_OBSERVATIONS: "never observed together, taken as uncorrelated",
+    PairStatus.CONSTANT_FEATURE: "that do not vary where both are observed, {effect}",
+    PairStatus.NO_OBSERVATIONS: "never observed together, {effect}",
 }
 
 FitWarnings = tuple[FitWarning, ...]
@@ -648,7 +648,7 @@ class ClippedPCA(Model):
             params.correlation[own],
             fitted[own],
             params.loadings.shape[1],
-            common_rows[own],
+            np.where(find_unknown_pairs(params), 0, common_rows)[own],
             has_sampling_weights=bool(state.auxiliary["has_sampling_weights"]),
         )
 
@@ -686,7 +686,7 @@ class ClippedPCA(Model):
         warnings += warn_about_spectrum(params, n_components, is_chosen=self.n_components is None)
         warnings += warn_about_indefinite(
             negative, self._suggest_repair(len(loadings))
-        ) + warn_about_pairs(pair_statuses)
+        ) + warn_about_pairs(pair_statuses, self.estimator)
         if self.estimator == "pca" or params.uniqueness is None:
             warnings += warn_about_noise(communalities(params))
         else:
@@ -707,7 +707,10 @@ class ClippedPCA(Model):
             assert params.correlation is not None
             own = params.correlation[np.ix_(varying, varying)]
             loadings = np.zeros_like(params.loadings)
-            loadings[varying] = fit_loadings(own, params.loadings[varying], self.estimator)
+            is_unknown = find_unknown_pairs(params)[np.ix_(varying, varying)]
+            loadings[varying] = fit_loadings(
+                own, params.loadings[varying], self.estimator, is_unknown
+            )
             params = replace(params, loadings=loadings)
         is_default = self.estimator == "pca" and self.rotation == "none"
         return params if is_default else rotate(params, self.rotation)
@@ -1020,16 +1023,24 @@ def warn_about_indefinite(negative: float, remedy: str) -> FitWarnings:
     return (FitWarning(f"{text} of the variance; {remedy}"),)
 
 
-def warn_about_pairs(pair_statuses: PairStatusCounts) -> FitWarnings:
+def find_unknown_pairs(params: ClippedPCAParams) -> NDArray[np.bool_]:
+    """Return which pairs have a correlation that the data do not determine."""
+    assert params.status is not None
+    is_unknown: NDArray[np.bool_] = params.status >= PairStatus.CONSTANT_FEATURE
+    np.fill_diagonal(is_unknown, False)
+    return is_unknown
+
+
+def warn_about_pairs(pair_statuses: PairStatusCounts, estimator: str) -> FitWarnings:
     """Warn about pairs whose estimate is a guess; constant features have their own warning."""
-    return tuple(
-        FitWarning(
-            f"pairs {text}: {pair_statuses.n_remaining[code]}, among {{features}}",
-            tuple(np.flatnonzero(pair_statuses.involved[code]).tolist()),
-        )
-        for code, text in _PAIR_STATUS_TEXTS.items()
-        if pair_statuses.n_remaining[code]
-    )
+    effect = "left out of the fit" if estimator == "minres" else "taken as uncorrelated"
+    warnings = []
+    for code, text in _PAIR_STATUS_TEXTS.items():
+        if n_remaining := pair_statuses.n_remaining[code]:
+            features = tuple(np.flatnonzero(pair_statuses.involved[code]).tolist())
+            message = f"pairs {text.format(effect=effect)}: {n_remaining}, among {{features}}"
+            warnings.append(FitWarning(message, features))
+    return tuple(warnings)
 
 
 def warn_about_noise(communalities: Array) -> FitWarnings:

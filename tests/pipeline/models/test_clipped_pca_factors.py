@@ -165,14 +165,22 @@ def test_features_that_are_constant_have_no_loadings() -> None:
     assert params.uniqueness[3] == 1.0
 
 
-def test_missing_pairs_leave_indices_out_with_the_reason() -> None:
-    X, _ = draw_rows(900, [3] * 8, 12)
-    X[:450, 6:] = np.nan
-    X[450:, :2] = np.nan  # two forms, linked by four features
-    settings: Any = {"n_components": 2, "rotation": "oblimin"}
-    state = fit_rows(X, [3] * 8, estimator="minres", **settings)
-    assert "never observed together" in "".join(w.text for w in state.warnings)
-    assert state.diagnostics["fit_statistics"]["normal_missing"].startswith("some features are")
+def test_minimum_residuals_leave_out_pairs_that_no_row_observes() -> None:
+    X, loadings = draw_rows(20_000, [3] * 12, 12)
+    X[:10_000, 9:] = np.nan
+    X[10_000:, :3] = np.nan  # two forms, linked by six features
+    settings: Any = {"n_components": 2, "rotation": "oblimin", "errors": "none"}
+    state = fit_rows(X, [3] * 12, estimator="minres", **settings)
+    assert "never observed together, left out" in "".join(w.text for w in state.warnings)
+    statistics = state.diagnostics["fit_statistics"]
+    assert statistics["normal_missing"] == "some pairs of features have no correlation"
+    assert statistics["rmsr"] < 0.02
+    assert "map_components" not in statistics
+    matched = match_columns(state.params.loadings, loadings)
+    assert_allclose(matched, loadings, atol=0.04)
+    taken = fit_rows(X, [3] * 12, estimator="ml", **settings)
+    assert "taken as uncorrelated" in "".join(w.text for w in taken.warnings)
+    assert abs(match_columns(taken.params.loadings, loadings) - matched).max() > 0.05
 
 
 def test_indefinite_correlations_are_refused_by_maximum_likelihood_alone() -> None:
