@@ -74,6 +74,7 @@ _MEANINGS = {
     "SRMSR": "root mean square of residual correlations: close up to 0.05",
     "CFI, TLI": "from 0 (independence) to 1 (perfect fit)",
     "marginal reliability": "mean of I / (I + 1) over the trait, with the information I",
+    "alpha": "of the sum of answers without missing values; evaluate --reliability has intervals",
     "reliability": "share of a component's variance that the codes explain",
 }
 
@@ -403,6 +404,13 @@ def _iter_rows(statistics: Manifest) -> Iterator[tuple[str, str]]:
         yield "reliability", ", ".join(f"{share:.3f}" for share in statistics["reliability"])
     if "marginal_reliability" in statistics:
         yield "marginal reliability", f"{statistics['marginal_reliability']:.3f}"
+    if "alpha" in statistics:
+        text = f"{statistics['alpha']:.3f}"
+        if "alpha_turned" in statistics:
+            text += (
+                f"; {statistics['alpha_turned']:.3f} with items reversed that point the other way"
+            )
+        yield "alpha", text
 
 
 class NumberCell(NamedTuple):

@@ -35,6 +35,7 @@ from pipeline.numerics.logistic.categories.scores import extend_points
 from pipeline.numerics.logistic.information import average_reliability
 from pipeline.numerics.logistic.latent_nodes import Nodes
 from pipeline.numerics.metrics import find_noncentrality
+from pipeline.numerics.spectra.reliability import compute_alpha, find_signs
 from pipeline.statistics.information_criteria import describe_likelihood
 from pipeline.statistics.sums import Sums
 
@@ -158,8 +159,8 @@ def compute_fit_statistics(
 ) -> dict[str, Any]:
     """Return M₂ or C₂ with its indices, and the number of rows of S-X², or why they are left out.
 
-    Arguments are as for `compute_likelihood_statistics`. Entries that end in `_missing` state why
-    an index is left out.
+    So is alpha of the rows that have all values. Arguments are as for
+    `compute_likelihood_statistics`. Entries that end in `_missing` state why an index is left out.
     """
     found: dict[str, Any] = {"m2_form": "C2"} if (model.items.n_planes > 1).any() else {}
     if has_sampling_weights:
@@ -177,6 +178,7 @@ def compute_fit_statistics(
     observed = _observe_moments(both / n_complete, model)
     if (observed.compute_variances() <= 0).any():
         return found | {"m2_missing": "an item is constant in the rows that have all values"}
+    found |= _compute_alphas(observed)
     fitted = compute_m2_fit(both, n_complete, model, rank)
     if fitted is None:
         return found | {"m2_missing": "some pairs of items have a probability of 0 or 1"}
@@ -187,6 +189,17 @@ def compute_fit_statistics(
         float(np.sqrt((correlations**2).mean())),
     )
     return found | _compute_fit_indices(fitted, independent, n_complete)
+
+
+def _compute_alphas(observed: _Moments) -> dict[str, float]:
+    """Return alpha of the sum of scores and, if items point the other way, with them reversed."""
+    covariance = observed.products - np.outer(observed.scores, observed.scores)
+    signs = find_signs(observed.compute_correlations())
+    own, turned = (compute_alpha(covariance, s) for s in (np.ones(len(signs)), signs))
+    found = {} if own is None else {"alpha": own.value}
+    if turned is not None and (signs < 0).any():
+        found["alpha_turned"] = turned.value
+    return found
 
 
 def _explain_missing_m2(sums: Sums, n_items: int, df: int, rank: int) -> str:

@@ -89,6 +89,10 @@ def test_science_agrees_with_mirt(case: str) -> None:
     expected = {quantity: value for name, quantity, value in rows if name == f"Science {case}"}
     assert found["log_likelihood"] == pytest.approx(float(expected["loglik"]), abs=5e-4)
     assert found["n_parameters"] == 13 if case == "Rasch" else 16
+    covariance = np.cov(levels.T)
+    alpha = 4 / 3 * (1 - np.trace(covariance) / covariance.sum())
+    assert found["alpha"] == pytest.approx(alpha, rel=1e-9)
+    assert "alpha_turned" not in found
     reliability = float(expected["marginal reliability"])
     if case != "Rasch":
         assert found["marginal_reliability"] == pytest.approx(reliability, abs=5e-4)
@@ -241,7 +245,7 @@ def test_frequencies_are_repeated_rows() -> None:
 
 def test_a_row_that_leaves_no_parameter_free_is_fitted() -> None:
     levels, features = np.zeros((1, 6), np.int64), make_features("abcdef", (2, 3, 3, 2, 4, 2))
-    settings = {"nodes": 15, "prior_precision": 1.0, "constant_features": "pin"}
+    settings = {"nodes": 15, "prior_precision": 1.0, "constant_features": "keep"}
     params = fit(levels, features, n_components=2, **settings).params
     assert not params.weights.any()
     assert (params.offsets < 0).all()
