@@ -169,17 +169,24 @@ def _choose_starts(model: Model, ended: Sequence[FitState], n_rows: int) -> list
     """
     if len(ended) == 1:
         return [*ended]
-    difference = _SAMPLE_DIFFERENCE / np.sqrt(n_rows)
+    ranked, difference = sort_starts(model, ended), _SAMPLE_DIFFERENCE / np.sqrt(n_rows)
     chosen: list[FitState] = []
-    for k, state in enumerate(ranked := sort_starts(model, ended)):
-        criterion, objective = model.get_convergence_criterion(state), state.history[-1]
-        is_close = ranked[0].history[-1] - objective <= difference
-        reachable = find_reachable_objective(criterion, state.history)
-        is_other = not chosen or reachable < chosen[-1].history[-1]
-        if is_close and is_other and len(chosen) < _MOST_STARTS:
-            counts = {**count_starts(model, ranked[k:]), "starts": len(ended)}
-            chosen.append(replace(state, diagnostics={**state.diagnostics, **counts}))
-    return chosen
+    counts: list[int] = []
+    for state in ranked:
+        reachable = find_reachable_objective(model.get_convergence_criterion(state), state.history)
+        same = [k for k, own in enumerate(chosen) if reachable >= own.history[-1]]
+        if same:
+            counts[same[0]] += 1
+        elif ranked[0].history[-1] - state.history[-1] <= difference and len(chosen) < _MOST_STARTS:
+            chosen.append(state)
+            counts.append(1)
+    found = count_starts(model, ranked)
+    return [
+        replace(
+            own, diagnostics={**own.diagnostics, **found, "starts": len(ended), "starts_at_best": n}
+        )
+        for own, n in zip(chosen, counts, strict=True)
+    ]
 
 
 def _prepare_passes(model: Model, state: FitState, factor: float, run: PassRun) -> FitState | None:
