@@ -490,15 +490,16 @@ class Evaluation(ResultDisplayMixin, dict[str, Any]):
 
     @property
     def tables(self) -> dict[str, dict[str, list[Any]]]:
-        """Tables by name, as columns for a data frame: `models`, `dif`, `outcomes`, `calibration`.
+        """Tables by name, as columns for a data frame; those not asked for are left out.
 
-        Those that were not asked for are left out. `models` has one line with the scores that are
-        numbers, `dif` a line per item, `outcomes` per class and level, and `calibration` per bin of
-        the shares of ones that the model implies.
+        `models` has one line with the scores that are numbers, `dif` a line per item, `outcomes`
+        per class and level, `covariates` per covariate and class, and `calibration` per bin of the
+        shares of ones that the model implies.
         """
         from flows.evaluating.result_tables import make_result_tables  # needed here only
 
-        outcomes = [{"name": "fit", "outcomes": self.get("outcomes", [])}]
+        classes = {name: self.get(name, []) for name in ("outcomes", "regression")}
+        outcomes = [{"name": "fit", **classes}]
         models = [{"name": "fit", **self}] if {"kind", "pairs"} & {*self} else []
         return make_result_tables({**self, "models": models, "outcomes": outcomes})
 

@@ -12,8 +12,9 @@ def make_result_tables(summary: Mapping[str, Any]) -> dict[str, Columns]:
     """Return the tables of an evaluation by name, without empty ones.
 
     `models` has a line per model, `dif` per item, `likelihood-ratio` per test, `outcomes` per class
-    and level of a column, `reliability` per group and coefficient, `reliability-items` per group
-    and item, and `calibration` per bin of the shares of ones that a model implies.
+    and level of a column, `covariates` per covariate and class, `reliability` per group and
+    coefficient, `reliability-items` per group and item, and `calibration` per bin of the shares of
+    ones that a model implies.
     """
     models = summary.get("models", [])
     lines = {
@@ -21,6 +22,7 @@ def make_result_tables(summary: Mapping[str, Any]) -> dict[str, Columns]:
         "dif": [*_iter_items(summary.get("item_bias") or {})],
         "likelihood-ratio": summary.get("likelihood_ratio_tests", []),
         "outcomes": [*_iter_outcomes(summary.get("outcomes", []))],
+        "covariates": [*_iter_log_odds(summary.get("outcomes", []))],
         "reliability": [*_iter_coefficients(summary.get("reliability", []))],
         "reliability-items": [
             {"group": group["group"], **item}
@@ -91,6 +93,25 @@ def _iter_outcomes(outcomes: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, 
                         "estimate": estimate,
                         "error": error,
                         **{name: outcome[name] for name in ("chi2", "df", "p")},
+                    }
+
+
+def _iter_log_odds(outcomes: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Iterate over coefficients of classes on covariates, without those of the reference class."""
+    for model in outcomes:
+        found = model.get("regression") or {"names": [], "coefficients": [], "errors": []}
+        lines = zip(found["names"], found["coefficients"], found["errors"], strict=True)
+        for name, coefficients, errors in lines:
+            for k, (value, error) in enumerate(zip(coefficients, errors, strict=True), start=1):
+                if k != found["reference"]:
+                    yield {
+                        "model": model["name"],
+                        "covariate": name,
+                        "class": k,
+                        "reference": found["reference"],
+                        "coefficient": value,
+                        "error": error,
+                        "z": value / error,
                     }
 
 

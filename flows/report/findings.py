@@ -92,7 +92,9 @@ def _iter_number_sentences(manifest: Mapping[str, Any]) -> Iterator[str]:
     if not tested:
         yield f"{text}."
         return
-    enough = next((line for line in tested if line["blrt_p"] > _SIGNIFICANCE_LEVEL), None)
+    # A test with few draws cannot have a smaller p.
+    level = max(_SIGNIFICANCE_LEVEL, 1 / (manifest["hyperparameters"]["blrt"] + 1))
+    enough = next((line for line in tested if line["blrt_p"] > level), None)
     if enough is None:
         yield f"{text}; the bootstrap test rejects every number below {len(table)}."
         return

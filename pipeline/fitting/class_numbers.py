@@ -98,7 +98,7 @@ def add_class_numbers(
 def _summarize_block(model: Any, by_number: Mapping[int, Any], block: BinaryBlock) -> Sums:
     """Sum the log-likelihood, the posterior and its entropy under each fit."""
     weights = np.ones(block.n_samples) if block.row_weights is None else block.row_weights
-    values = {}
+    values = dict[str, Any]()
     for n, params in by_number.items():
         posterior, nats = model.compute_posterior(params, block)
         entropy = weights @ scipy.special.entr(posterior).sum(axis=1)

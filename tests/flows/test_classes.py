@@ -41,6 +41,7 @@ def test_numbers_sizes_and_differences_of_classes_are_shown(cli: Any, dataset: P
     text = page.read_text()
     assert "Number of classes" in text
     assert "Of 1 to 3 classes, BIC is lowest at 2" in text
+    assert "does not reject 1 in favour" not in text
     for what, *more in (("class-numbers",), ("classes",), ("contrasts", "--reference", 2)):
         path = folder / f"{what}.csv"
         done = cli("export", "--artifact", runs, "--what", what, *more, "--output", path)
@@ -55,9 +56,12 @@ def test_numbers_sizes_and_differences_of_classes_are_shown(cli: Any, dataset: P
         assert (line["class"], line["other_class"], line["level"]) == ("1", "2", "1")
         assert float(line["difference"]) / float(line["error"]) == pytest.approx(float(line["z"]))
     evaluated = ("--dataset", dataset, "--artifact", runs, "--no-baselines", "--covariates", "age")
-    done = cli("evaluate", *evaluated, "--reference", 2)
+    done = cli("evaluate", *evaluated, "--reference", 2, "--tables", folder / "tables")
     assert "log-odds of classes against class 2" in done.out
     assert "Wald test of age: χ² = " in done.out
+    intercept, age = read(folder / "tables" / "covariates.csv")
+    assert (intercept["covariate"], age["covariate"], age["class"]) == ("(intercept)", "age", "1")
+    assert float(age["coefficient"]) < -2 * float(age["error"])
 
 
 REFUSALS = {

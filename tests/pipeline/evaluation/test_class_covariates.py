@@ -66,10 +66,11 @@ def test_coefficients_maximise_the_likelihood(fitted: Any, correction: Any) -> N
 def test_errors_do_not_depend_on_the_reference(fitted: Any) -> None:
     """Log-odds of 1 against 2 are those of 2 against 1 with the other sign."""
     model, data, _ = fitted
-    one, two = (
-        lb.evaluate(model, data, covariates=["age"], correction="ml", reference=k)["regression"]
-        for k in (1, 2)
-    )
+    found = [
+        lb.evaluate(model, data, covariates=["age"], correction="ml", reference=k) for k in (1, 2)
+    ]
+    one, two = (own["regression"] for own in found)
+    assert found[1].tables["covariates"]["class"] == [1, 3, 1, 3]
     for name, sign in (("coefficients", -1), ("errors", 1)):
         left = np.array(one[name])[:, 1]
         np.testing.assert_allclose(left, sign * np.array(two[name])[:, 0], rtol=1e-4)
