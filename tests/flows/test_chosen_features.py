@@ -165,3 +165,21 @@ def test_python_does_the_same(plain_cli, tables: tuple[pd.DataFrame, pd.DataFram
     np.testing.assert_allclose(scores, codes, rtol=1e-12)
     with pytest.raises(ValueError, match=r"features: there is no feature 'q8'\. Features: b0"):
         lb.fit(convert(X), features=["q8"])
+
+
+def test_next_items_read_the_answers_as_they_are() -> None:
+    rng = np.random.default_rng(2)
+    y = rng.standard_normal((400, 1)) + rng.standard_normal((400, 4))
+    names = [f"x{k}" for k in range(4)]
+    X = pd.DataFrame((y > 0).astype(int), columns=names).assign(x3=(y[:, 3] < 0).astype(int))
+    fitted = lb.fit(X, "latent-trait", components=1)
+    (warning,) = [text for text in fitted.warnings if "other way" in text]
+    assert warning.endswith("'x3'. To reverse it, fit with reverse=\"x3\"")
+    pattern = pd.DataFrame({"item": names, "trait": 1})
+    reversed_fit = lb.fit(X, "latent-trait", reverse="x3", pattern=pattern)
+    assert not any("other way" in text for text in reversed_fit.warnings)
+    by_hand = lb.Scorer(lb.fit(X.assign(x3=1 - X["x3"]), "latent-trait", components=1))
+    chosen = lb.Scorer(reversed_fit).next_items({"x3": 1, "x0": 1})
+    expected = by_hand.next_items({"x3": 0, "x0": 1})
+    assert chosen.items == expected.items
+    assert chosen.mean == pytest.approx(expected.mean, abs=1e-6)
