@@ -25,7 +25,7 @@ from storage.stores.locations import LATEST_NAME
 
 COMBINED = "combined"
 """Name of the folder with the tables and the page of all scales."""
-_OTHER_CHOICES = ("features", "drop", "pattern", "items")
+_OTHER_CHOICES = ("features", "pattern", "items")
 _YES, _NO = ("true", "yes"), ("false", "no")
 
 
@@ -57,14 +57,20 @@ def prepare_scales(options: FitOptions) -> tuple[Path, list[ScalePlan]]:
     default_output = f"runs/{dataset.path.resolve().stem}-scales"
     output = parse_local_path(options.output or default_output)
     items = [name for name in dataset.feature_names if any(name in s.items for s in scales)]
-    _, also_reversed = choose_features("the scales", items, ReadOptions(), options.reverse)
+    kept, also_reversed = choose_features(
+        "the scales", items, ReadOptions(drop=options.drop), options.reverse
+    )
     plans = []
     for scale in scales:
         marked = {*scale.reversed_items, *also_reversed}
-        scale = scale._replace(reversed_items=tuple(n for n in scale.items if n in marked))
+        own_items = tuple(name for name in scale.items if name in kept)
+        if not own_items:
+            raise FitError(f"{{drop}} leaves no item of scale {scale.name!r}. Keep one or more.")
+        scale = Scale(scale.name, own_items, tuple(name for name in own_items if name in marked))
         own = replace(
             options,
             scales=None,
+            drop=(),
             features=scale.items,
             reverse=scale.reversed_items,
             components=1 if options.components is None else options.components,

@@ -69,7 +69,9 @@ def test_scales_are_fitted_and_joined(plain_cli, answers: pd.DataFrame, tmp_path
     assert done.code == 0, done.err
     assert done.json["scales"]["calm"]["artifact"].endswith(own.path.name)
     assert (combined / "scores.csv").is_file()
-    done = fit(plain_cli, SCALES, "--resume", "--json", "--reverse", "b2", "--no-report")
+    others = ("--reverse", "b2", "--drop", "b1", "--no-report")
+    done = fit(plain_cli, SCALES, "--resume", "--json", *others)
+    assert done.json["scales"]["None"]["items"] == ["b2", "a1"]
     assert done.json["scales"]["None"]["reversed"] == ["b2", "a1"]
     assert done.json["scales"]["calm"]["artifact"].endswith(own.path.name)
     assert not (combined / "report.html").exists()
@@ -85,7 +87,8 @@ def test_scales_are_fitted_and_joined(plain_cli, answers: pd.DataFrame, tmp_path
         ("feature,scale\na1,A\n", (), "has no column 'item'. It has: 'feature', 'scale'."),
         ("item,scale\na1,../A\n", (), "scale '../A' cannot be the name of a folder."),
         ("item,scale,reversed\na1,A,-\n", (), "'-' is in the column 'reversed' of item 'a1'."),
-        (SCALES, ("--drop", "a1"), "--scales and --drop cannot be combined."),
+        (SCALES, ("--features", "a1"), "--scales and --features cannot be combined."),
+        (SCALES, ("--drop", "a*"), "--drop leaves no item of scale 'calm'. Keep one or more."),
         (SCALES, ("--reverse", "c"), "there is no feature 'c'. Features: a1, a2, a3, b1, b2"),
         (SCALES, ("--components", "9"), "scale calm: "),
     ],
