@@ -493,8 +493,8 @@ class Evaluation(ResultDisplayMixin, dict[str, Any]):
         """Tables by name, as columns for a data frame; those not asked for are left out.
 
         `models` has one line with the scores that are numbers, `dif` a line per item, `outcomes`
-        per class and level, `covariates` per covariate and class, and `calibration` per bin of the
-        shares of ones that the model implies.
+        per class and level, `covariates` per covariate and class, `reliability` per group and
+        coefficient, and `calibration` per bin of the shares of ones that the model implies.
         """
         from flows.evaluating.result_tables import make_result_tables  # needed here only
 

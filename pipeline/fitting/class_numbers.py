@@ -42,7 +42,7 @@ from pipeline.models.state import FitState
 from pipeline.numerics.bits import kernels
 from pipeline.passes.map_reduce import collect_statistics
 from pipeline.random import RowRandom
-from pipeline.statistics.information_criteria import describe_entropy, describe_likelihood
+from pipeline.statistics.information_criteria import compute_criteria, describe_entropy
 from pipeline.statistics.sums import Sums
 
 _MIN_SPLITS = 3  # starts of a refit with one more class
@@ -115,7 +115,7 @@ def _make_table(
     table, values = list[dict[str, Any]](), sums.values
     starts = model.get_compared_starts(state)
     for (n, params), own_starts in zip(by_number.items(), starts, strict=True):
-        likelihood = describe_likelihood(
+        likelihood = compute_criteria(
             float(values[f"nats_{n}"]),
             model.count_free_parameters(replace(state, params=params)),
             sums.weight,

@@ -18,7 +18,7 @@ from pipeline.models.capabilities import HasExactLikelihood, IsMixture
 from pipeline.models.state import FitState
 from pipeline.passes.map_reduce import collect_statistics
 from pipeline.random import RowRandom
-from pipeline.statistics.information_criteria import describe_entropy, describe_likelihood
+from pipeline.statistics.information_criteria import compute_criteria, describe_entropy
 from pipeline.statistics.sums import Sums
 
 
@@ -44,7 +44,7 @@ def add_fit_statistics(
     summarize = partial(_sum_likelihoods, model, state.params, RowRandom(seed))
     work = estimate_work(model, state, rows)
     sums = collect_statistics(summarize, rows, executor, "likelihood", progress=progress, work=work)
-    own = describe_likelihood(
+    own = compute_criteria(
         sums.objective,
         n_parameters,
         sums.weight,

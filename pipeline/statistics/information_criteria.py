@@ -29,7 +29,7 @@ import scipy
 from pipeline.arrays import Array
 
 
-def describe_likelihood(
+def compute_criteria(
     log_likelihood: float, n_parameters: int, weight: float, *, has_sampling_weights: bool
 ) -> dict[str, Any]:
     """Return the log-likelihood and the information criteria, or why there are none.

@@ -150,7 +150,17 @@ def test_models_are_compared_with_each_other_and_with_simple_ones(
 def test_baselines_that_saw_the_rows_do_not_rank_first(cli, dataset):
     """A mixture of twenty knows the rows that it was fitted to better than a weak model."""
     weak = fitted(dataset, "bernoulli-mixture", n_components=1)
-    command = ("--dataset", dataset, "--artifact", weak, "--split", "all", "--dif", "split")
+    command = (
+        "--dataset",
+        dataset,
+        "--artifact",
+        weak,
+        "--split",
+        "all",
+        "--dif",
+        "split",
+        "--all",
+    )
     done = cli("evaluate", *command)
     assert done.code == 0, done.err
     lines = done.out.splitlines()

@@ -36,7 +36,7 @@ from pipeline.numerics.logistic.information import average_reliability
 from pipeline.numerics.logistic.latent_nodes import Nodes
 from pipeline.numerics.metrics import find_noncentrality
 from pipeline.numerics.spectra.reliability import compute_alpha, find_signs
-from pipeline.statistics.information_criteria import describe_likelihood
+from pipeline.statistics.information_criteria import compute_criteria
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
@@ -143,7 +143,7 @@ def compute_likelihood_statistics(
     `sums` is the result of the information pass over all rows, and `rank` the number of
     identifiable parameters.
     """
-    found = describe_likelihood(
+    found = compute_criteria(
         sums.objective, rank, sums.weight, has_sampling_weights=has_sampling_weights
     )
     found["reliability"] = compute_reliability(sums).tolist()

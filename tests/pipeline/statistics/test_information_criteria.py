@@ -7,7 +7,7 @@ import csv
 import numpy as np
 import pytest
 
-from pipeline.statistics.information_criteria import describe_entropy, describe_likelihood
+from pipeline.statistics.information_criteria import compute_criteria, describe_entropy
 from tests.support.data import find_reference
 
 
@@ -19,7 +19,7 @@ def test_criteria_are_those_of_polca() -> None:
     cases = [case for case in by_case.values() if {"llik", "npar", "N", "aic", "bic"} <= {*case}]
     assert len(cases) > 5
     for case in cases:
-        found = describe_likelihood(
+        found = compute_criteria(
             case["llik"], int(case["npar"]), case["N"], has_sampling_weights=False
         )
         assert found["aic"] == pytest.approx(case["aic"], rel=1e-12)
@@ -28,7 +28,7 @@ def test_criteria_are_those_of_polca() -> None:
 
 def test_criteria_of_mirt() -> None:
     """A fit with 22 parameters to 1,300 rows; mirt calls the adjusted BIC SABIC."""
-    found = describe_likelihood(-7159.56138024211, 22, 1300, has_sampling_weights=False)
+    found = compute_criteria(-7159.56138024211, 22, 1300, has_sampling_weights=False)
     assert found["aic"] == pytest.approx(14363.1227604842)
     assert found["adjusted_bic"] == pytest.approx(14406.9820263175)
     assert found["bic"] == pytest.approx(14476.8653904401)
@@ -36,7 +36,7 @@ def test_criteria_of_mirt() -> None:
 
 
 def test_sampling_weights_have_no_criteria() -> None:
-    found = describe_likelihood(-10.0, 3, 7.5, has_sampling_weights=True)
+    found = compute_criteria(-10.0, 3, 7.5, has_sampling_weights=True)
     assert found["n_rows"] == 7.5
     assert "sampling weights" in found["aic_missing"]
     assert "bic" not in found
