@@ -81,7 +81,7 @@ def test_a_measurement_without_values_is_named(plain_cli, people: pd.DataFrame) 
     words = ["fit", "--components", "1", "--no-report", "--output", "b", "--dataset"]
     done = plain_cli(*words, "b.zarr")
     assert done.code == 2
-    assert "error: These features have no observed value: 'age'. Leave them out at" in done.err
+    assert "error: These features have no observed value: 'age'. Leave them out by" in done.err
     assert plain_cli("ingest", "b.csv", "--dataset", "d.zarr", "--append").code == 0
     done = plain_cli(*words, "d.zarr")
     assert done.code == 0, done.err
