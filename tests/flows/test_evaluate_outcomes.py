@@ -109,7 +109,7 @@ def test_classes_of_a_survey_have_larger_errors(dataset: Path) -> None:
 REFUSALS = {
     "no column": (("--outcomes", "height"), "no per-row column 'height'"),
     "empty": (("--outcomes", ","), "--outcomes names no column."),
-    "correction": (("--correction", "ml"), "--correction needs --outcomes."),
+    "correction": (("--correction", "ml"), "--correction needs --outcomes or --covariates."),
     "folds": (("--outcomes", "age", "--folds", "2"), "--outcomes cannot be combined with --folds"),
     "texts": (("--outcomes", "name"), "column 'name': There are 1,500 different texts; at most 50"),
     "constant": (("--outcomes", "one"), "column 'one': All rows have the same value."),
