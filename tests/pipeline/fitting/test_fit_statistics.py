@@ -109,7 +109,7 @@ def test_log_likelihood_is_that_of_the_rows_without_priors(model: str) -> None:
     assert ("entropy_r2" in found) == (model not in ("noisy-or", "chow-liu"))
 
 
-@pytest.mark.parametrize("model", ["bernoulli-mixture", "tree-mixture", "hidden-tree"])
+@pytest.mark.parametrize("model", ["bernoulli-mixture", "hidden-tree"])
 def test_frequencies_are_repeated_rows(model: str) -> None:
     table = draw_table()
     patterns, counts = np.unique(table, axis=0, return_counts=True)
