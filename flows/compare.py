@@ -11,7 +11,7 @@ from rich.table import Table
 
 from flows.cli.app import EXIT_CODES, make_app, run_app
 from flows.cli.options import MODEL, OUTPUT, Json, Option, Overwrite, check_table_file
-from flows.cli.summary import make_table, print_json
+from flows.cli.summary import format_p, make_table, print_json
 from flows.data.datasets import load_fitted_model
 from pipeline.errors import FitError
 from pipeline.evaluation.model_comparison import compare_fits
@@ -112,7 +112,12 @@ def make_comparison_table(lines: Sequence[Mapping[str, Any]]) -> Table:
         for name, form in shown.values():
             value = line[name]
             mark = "*" if value is not None and value == lowest.get(name) else ""
-            cells.append("" if value is None else mark + f"{value:{form}}".replace("-", "−"))
+            if value is None:
+                cells.append("")
+            elif name == "p":
+                cells.append(format_p(value).removeprefix("= "))
+            else:
+                cells.append(mark + f"{value:{form}}".replace("-", "−"))
         against = "" if line["against"] is None else f"{names.index(line['against']) + 1}"
         table.add_row(f"{number}", escape(line["model"]), *cells, against)
     return table

@@ -8,7 +8,7 @@ The text of an error or a warning may contain placeholders:
 | `{components}` | `--components` | `components` |
 | `{components=3}` | `--components 3` | `components=3` |
 | `{repair=nearest}` | `--set repair=nearest` | `repair="nearest"` |
-| `{reverse=FEATURES}` | `--reverse N5,E2`, the names of the features | `reverse="N5,E2"` |
+| `{reverse=FEATURES}` | `fit with --reverse N5,E2`, the features' names | `… reverse="N5,E2"` |
 
 A text about no feature or segment may mean an argument of that name, `segments` of estimators.
 Python's spelling is the default; `flows.cli.errors` spells for the command line. Braces inside a
@@ -34,7 +34,9 @@ _NUMBER = re.compile(r"[+-]?\d+\.?\d*(e[+-]?\d+)?")
 _LITERALS = {"yes": "True", "no": "False"}
 _MAX_NAMES = 8
 FEATURES = "FEATURES"
-"""The value of a placeholder that stands for the names of the message's features."""
+"""The value of a placeholder that stands for advice to reverse the message's features."""
+REVERSED = " (reversed)"
+"""The end of the name of a reversed feature."""
 _MAX_PASTED = 100  # names in an option
 LEAVE_OUT = "Leave them out by {drop=NAME}"
 """Advice about features that cannot be used, without a full stop."""
@@ -105,7 +107,7 @@ class FitWarning:
             name, value = match.groups()
             if value == FEATURES:
                 own = [str(name) for name in _find_names(self.features, features or ())]
-                value = None if len(own) > _MAX_PASTED else ",".join(map(quote_name, own))
+                return _advise_reversal(own, name, spell)
             if name in names and names[name][0]:
                 return _format_names(*names[name])
             mentioned.add(name)
@@ -135,6 +137,20 @@ class FitWarning:
 
 def _find_names(indices: Sequence[int] | Sequence[str], names: Sequence[str]) -> Any:
     return tuple(names[i] if names and isinstance(i, int) else i for i in indices)
+
+
+def _advise_reversal(features: Sequence[str], name: str, spell: SpellParameter) -> str:
+    """Say which features to reverse by a parameter, and which are reversed and should not be."""
+    again = [own.removesuffix(REVERSED) for own in features if own.endswith(REVERSED)]
+    others = [own for own in features if not own.endswith(REVERSED)]
+    advice = []
+    if others:
+        value = None if len(others) > _MAX_PASTED else ",".join(map(quote_name, others))
+        advice.append(f"fit with {spell(name, value)}")
+    if again:
+        names = "them" if len(again) > _MAX_PASTED else ", ".join(map(quote_name, again))
+        advice.append(f"leave {names} out of the reversed items")
+    return " and ".join(advice)
 
 
 def _format_names(indices: Sequence[int] | Sequence[str], names: Sequence[str] | None) -> str:

@@ -57,6 +57,11 @@ def make_table(
     return table
 
 
+def format_p(p: float) -> str:
+    """Format a p-value with its relation, such as `= 0.0123`."""
+    return "< 0.0001" if p < 1e-4 else f"= {p:.4f}"
+
+
 def print_summary(
     rows: Iterable[tuple[str, str]], results: Mapping[str, str | None], warnings: Sequence[str] = ()
 ) -> None:

@@ -72,8 +72,9 @@ def load_compared_models(
     for path, fitted in fits.items():
         check_dataset_levels(dataset, fitted.artifact.manifest, path)
     dataset = view_as_fitted(dataset, next(iter(fits.values())).dataset_features)
-    for fitted in fits.values():
-        check_dataset_features(fitted, dataset)
+    check_dataset_features(next(iter(fits.values())), dataset)
+    for fitted in [*fits.values()][1:]:
+        check_dataset_features(fitted, dataset, "Evaluate fits to other features one at a time.")
     if (grouped := _find_fit_with_groups(fits)) is not None:
         path, fitted = grouped
         dataset = adapt_to_fit(dataset, fitted.artifact.manifest, path)

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from flows.cli.options import DATA, Option, WholeNumber
-from flows.cli.summary import make_table
+from flows.cli.summary import format_p, make_table
 from flows.evaluating.compared_models import ComparedModel
 from pipeline.data.column_measures import measure_row_covariates
 from pipeline.data.covariates import Covariates
@@ -219,11 +219,6 @@ def _make_regression_table(regression: Mapping[str, Any]) -> Table:
         )
         table.add_row(escape(name), *cells)
     return table
-
-
-def format_p(p: float) -> str:
-    """Format a p-value with its relation, such as `= 0.0123`."""
-    return "< 0.0001" if p < 1e-4 else f"= {p:.4f}"
 
 
 def _iter_outcome_lines(outcome: Mapping[str, Any]) -> Iterator[str]:

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from flows.cli.summary import format_row_count, join_names, make_table
-from flows.evaluating.outcomes import format_p, print_outcomes
+from flows.cli.summary import format_p, format_row_count, join_names, make_table
+from flows.evaluating.outcomes import print_outcomes
 from flows.evaluating.reliability import print_reliability
 
 _CONSOLE_WIDTH = 400  # wide enough not to break lines of the table
@@ -484,7 +484,9 @@ def _format_bias_cell(name: str, value: Any) -> str:
         return str(value)
     if isinstance(value, list):
         return ", ".join(f"{number:.2f}" for number in value)
-    return f"{value:.4f}" if name in ("p", "p_adjusted") else f"{value:.2f}"
+    if name in ("p", "p_adjusted"):
+        return format_p(value).removeprefix("= ")
+    return f"{value:.2f}"
 
 
 def print_code_quality(models: Sequence[ModelSummary], console: Console) -> None:

@@ -89,14 +89,21 @@ def read_scales(path: Path, dataset: BinaryDataset) -> list[Scale]:
     Raises
     ------
     DataError
-        If the table lacks a column or a name, an item is no feature of the dataset or twice in a
-        scale, a value of `reversed` is neither yes nor no, or a scale cannot be a folder's name.
+        If the table lacks a column or a name, it has other columns but not `reversed`, an item is
+        no feature of the dataset or twice in a scale, a value of `reversed` is neither yes nor no,
+        or a scale cannot be the name of a folder.
     """
     table, place = read_parameter_table(path, "scales"), f"{{scales}}: {path}"
     for column in ("item", "scale"):
         if column not in table:
             have = ", ".join(map(repr, table)) or "none"
             raise DataError(f"{place} has no column {column!r}. It has: {have}.")
+    others = [name for name in table if name not in ("item", "scale")]
+    if others and "reversed" not in table:
+        raise DataError(
+            f"{place} has no column 'reversed', but has: {', '.join(map(repr, others))}. Rename "
+            "the column that marks reversed items, or add an empty column 'reversed'."
+        )
     names, known = dataset.feature_names, {*dataset.feature_names}
     items: dict[str, dict[str, bool]] = {}
     marks = table.get("reversed", [None] * len(table["item"]))

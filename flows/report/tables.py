@@ -14,6 +14,7 @@ from flows.cli.summary import (
     CLASS_NUMBER_NOTE,
     count_features,
     format_feature_count,
+    format_p,
     format_row_count,
     format_segment_count,
     join_names,
@@ -378,7 +379,7 @@ def _iter_factor_rows(statistics: Manifest) -> Iterator[tuple[str, str]]:
         }
         if "chi2" not in own:
             continue
-        p = "< 0.0001" if own["chi2_p"] < 1e-4 else f"= {own['chi2_p']:.4f}"
+        p = format_p(own["chi2_p"])
         chi2, df = format_number(own["chi2"], 6), f"{own['chi2_df']:,}"
         yield f"χ²{suffix}", f"{chi2} of {df} degrees of freedom, p {p}"
         interval = " to ".join(f"{bound:.3f}" for bound in own["rmsea_interval"])
@@ -393,7 +394,7 @@ def _iter_factor_rows(statistics: Manifest) -> Iterator[tuple[str, str]]:
 def _iter_rows(statistics: Manifest) -> Iterator[tuple[str, str]]:
     yield from list_likelihood(statistics)
     if "m2" in statistics:
-        p = "< 0.0001" if statistics["m2_p"] < 1e-4 else f"= {statistics['m2_p']:.4f}"
+        p = format_p(statistics["m2_p"])
         m2, df = format_number(statistics["m2"], 5), f"{statistics['m2_df']:,}"
         yield _name_limited_information(statistics), f"{m2} of {df} degrees of freedom, p {p}"
         interval = " to ".join(f"{bound:.3f}" for bound in statistics["rmsea_interval"])

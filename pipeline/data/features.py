@@ -16,15 +16,13 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import quote_name
+from pipeline.errors import REVERSED, quote_name
 
 ScalarT = TypeVar("ScalarT", np.uint8, np.float64)
 FeatureKind = Literal["binary", "ordinal", "continuous"]
 MAX_LEVELS = 16
 """Maximum number of levels of a feature."""
 BINARY_LEVELS = ("0", "1")
-REVERSED = " (reversed)"
-"""The end of the name of a reversed feature."""
 
 
 class Feature(NamedTuple):

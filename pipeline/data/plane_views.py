@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from pipeline.data.datasets import NO_NAMES, Dataset, PlaneSource
 from pipeline.data.features import (
     BINARY_LEVELS,
-    REVERSED,
     Feature,
     find_first_planes,
     join_levels,
@@ -25,7 +24,7 @@ from pipeline.data.features import (
     read_dataset_features,
 )
 from pipeline.data.row_columns import RowColumns
-from pipeline.errors import FitError, format_suggestion
+from pipeline.errors import REVERSED, FitError, format_suggestion
 
 DatasetT = TypeVar("DatasetT", bound=Dataset)
 _Place = tuple[Feature, Sequence[PlaneSource]]

@@ -107,7 +107,7 @@ def _explain_missing(folder: AnyPath, kind: str) -> str:
         )
     runs = [child for child in list_children(folder) if (child / LATEST_NAME).is_file()]
     if kind == ARTIFACT_FORMAT and runs:
-        return f"{message} Name the fits of one dataset, such as {runs[0]}."
+        return f"{folder}: this is a folder of several fits. Name one of them, such as {runs[0]}."
     return message
 
 

@@ -175,6 +175,12 @@ def test_next_items_read_the_answers_as_they_are() -> None:
     fitted = lb.fit(X, "latent-trait", components=1)
     (warning,) = [text for text in fitted.warnings if "other way" in text]
     assert warning.endswith("'x3'. To reverse it, fit with reverse=\"x3\"")
+    with pytest.warns(UserWarning, match=r"'x3'\. To reverse it, fit with x3 reversed in X$"):
+        lb.LatentTrait(n_components=1).fit(X)
+    again = lb.fit(X.assign(x3=1 - X["x3"]), "latent-trait", components=1, reverse="x3")
+    (warning,) = [text for text in again.warnings if "other way" in text]
+    advice = "To reverse it, leave x3 out of the reversed items"
+    assert warning.endswith(f"'x3 (reversed)'. {advice}")
     pattern = pd.DataFrame({"item": names, "trait": 1})
     reversed_fit = lb.fit(X, "latent-trait", reverse="x3", pattern=pattern)
     assert not any("other way" in text for text in reversed_fit.warnings)

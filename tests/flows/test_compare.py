@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flows.compare import make_comparison_table
 from tests.support.data import write_arrays
 
 
@@ -62,6 +63,9 @@ def test_the_table_has_tests_and_reasons(cli: Any, fit: Any) -> None:
     assert table[1]["against"] == "two"
     found = cli("compare", two, site, three, "--json").json["fits"]
     assert float(table[1]["p"]) == pytest.approx(found[1]["p"])
+    shown = make_comparison_table([{**line, "p": 1e-9} for line in found])
+    (p,) = [column for column in shown.columns if column.header == "p"]
+    assert [*p.cells] == ["< 0.0001"] * 3
 
 
 def test_fits_to_other_rows_are_shown_with_the_reason(cli: Any, fit: Any) -> None:

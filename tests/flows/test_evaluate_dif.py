@@ -55,6 +55,9 @@ def test_women_and_men_are_compared_as_by_r(evaluated: Any) -> None:
 def test_the_table_says_whom_items_favour(evaluated: Any) -> None:
     done = evaluated("--dif", "gender")
     assert "gender: F (243 rows) against M (73)" in done.out
+    own = evaluated("--dif", "curse").out  # groups by the answer to an item
+    assert "< 0.0001" in own
+    assert " 0.0000" not in own
     assert "S2WantShout" in done.out
 
 

@@ -63,6 +63,13 @@ def test_scales_are_fitted_and_joined(plain_cli, answers: pd.DataFrame, tmp_path
     links = re.findall('href="([^"]+)"', page)
     assert len(links) == 2
     assert all((combined / link).is_file() for link in links)
+    words = ("evaluate", "--dataset", "a.zarr", "--reliability", "--artifact")
+    done = plain_cli(*words, "out")
+    assert done.code == 2
+    assert "out: this is a folder of several fits. Name one of them, such as out/" in done.err
+    done = plain_cli(*words, "out/calm", "--artifact", "out/None")
+    assert done.code == 2
+    assert "Evaluate fits to other features one at a time." in done.err
     # A run that was interrupted before the tables fits nothing again.
     (combined / "scores.csv").unlink()
     done = fit(plain_cli, SCALES, "--resume", "--json")
@@ -85,6 +92,7 @@ def test_scales_are_fitted_and_joined(plain_cli, answers: pd.DataFrame, tmp_path
         ("item,scale\n", (), "scales.csv has no items. Write a line for each item."),
         ("item,scale\na1,\n", (), "item 'a1' has no scale. Name one, or delete the line."),
         ("feature,scale\na1,A\n", (), "has no column 'item'. It has: 'feature', 'scale'."),
+        ("item,scale,key\na1,A,-1\n", (), "has no column 'reversed', but has: 'key'. Rename the"),
         ("item,scale\na1,../A\n", (), "scale '../A' cannot be the name of a folder."),
         ("item,scale,reversed\na1,A,-\n", (), "'-' is in the column 'reversed' of item 'a1'."),
         (SCALES, ("--features", "a1"), "--scales and --features cannot be combined."),

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.features import REVERSED
 from pipeline.errors import FEATURES, FitWarning
 from pipeline.models.latent_trait.params import LatentTraitParams
 from pipeline.models.latent_trait.stages import MAX_INTEGRATION_ERROR
@@ -126,10 +125,6 @@ def warn_about_reversed_items(
     n = len(reversed_items)
     subject = "1 item points" if n == 1 else f"{n} items point"
     text = f"{subject} the other way than the other {n_clear - n}: {{features}}"
-    again = [names[k] for k in reversed_items if names and names[k].endswith(REVERSED)]
-    if again:
-        text += f". Leave {', '.join(again).replace(REVERSED, '')} out of {{reverse}}"
-    else:
-        text += f". To reverse {'it' if n == 1 else 'them'}, fit with {{reverse={FEATURES}}}"
+    text += f". To reverse {'it' if n == 1 else 'them'}, {{reverse={FEATURES}}}"
     indices = tuple(reversed_items.tolist())
     return [FitWarning(text, tuple(names[k] for k in indices) if names else indices)]
