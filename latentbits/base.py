@@ -53,7 +53,7 @@ from pipeline.data.tables import (
     make_tables,
     wrap_frame,
 )
-from pipeline.errors import FitError
+from pipeline.errors import LEAVE_OUT, FitError
 from pipeline.executors.base import make_executor
 from pipeline.fitting.prepare import ESTIMATOR_NAMES, FitRequest
 from pipeline.inference.transform import describe_codes
@@ -605,7 +605,10 @@ def _translate_errors() -> Iterator[None]:
     try:
         yield
     except FitError as error:
-        raise error.with_parameter_names(_ARGUMENT_NAMES) from None
+        # Estimators take all columns of X: they have no argument `drop`.
+        text = error.message.text.replace(LEAVE_OUT, "Leave their columns out of X")
+        own = type(error).from_message(replace(error.message, text=text))
+        raise own.with_parameter_names(_ARGUMENT_NAMES) from None
 
 
 def _check_size(rows: RowBatches, min_size: int) -> None:

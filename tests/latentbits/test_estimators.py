@@ -579,3 +579,12 @@ def test_no_number_of_components_lets_the_model_choose() -> None:
     assert len(mixture.fitted_.manifest["diagnostics"]["held_out_scores"]) > 1
     again = lb.fit(X, "bernoulli-mixture", components="auto", seed=mixture.seed_)
     np.testing.assert_array_equal(again.params.weights, mixture.weights_)
+
+
+def test_advice_to_leave_columns_out_names_no_argument(X: np.ndarray) -> None:
+    table = pd.DataFrame(X.astype(float)).add_prefix("q").assign(q1=np.nan)
+    message = r"no observed value: 'q1'\. Leave their columns out of X\.$"
+    with pytest.raises(FitError, match=message):
+        lb.ClippedPCA(n_components=1).fit(table)
+    with pytest.raises(FitError, match="'q1'. Leave them out by drop="):
+        lb.fit(table, components=1)
