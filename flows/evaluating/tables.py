@@ -483,10 +483,10 @@ def _format_bias_cell(name: str, value: Any) -> str:
     if isinstance(value, (str, int)):
         return str(value)
     if isinstance(value, list):
-        return ", ".join(f"{number:.2f}" for number in value)
+        return ", ".join(f"{number:z.2f}" for number in value)
     if name in ("p", "p_adjusted"):
         return format_p(value).removeprefix("= ")
-    return f"{value:.2f}"
+    return f"{value:z.2f}"
 
 
 def print_code_quality(models: Sequence[ModelSummary], console: Console) -> None:

@@ -586,5 +586,5 @@ def test_advice_to_leave_columns_out_names_no_argument(X: np.ndarray) -> None:
     message = r"no observed value: 'q1'\. Leave their columns out of X\.$"
     with pytest.raises(FitError, match=message):
         lb.ClippedPCA(n_components=1).fit(table)
-    with pytest.raises(FitError, match="'q1'. Leave them out by drop="):
+    with pytest.raises(FitError, match=r"'q1'\. Leave them out by drop="):
         lb.fit(table, components=1)
