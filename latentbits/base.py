@@ -76,7 +76,7 @@ from pipeline.statistics.labels import SEGMENT
 _SAMPLE_WEIGHT = "sample_weight"
 _ARGUMENT_NAMES = {**ESTIMATOR_NAMES, "segment": "y"}
 """Names of arguments that differ from those of `latentbits.fit`."""
-_KINDS_WARNED_OF: set[str] = set()
+_WARNED_TEXTS: set[str] = set()
 _REMEDY = "Use binarize=T to read values above T as ones."
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -250,12 +250,10 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         fitted = self.fitted_ = replace(fitted, _argument_names=_ARGUMENT_NAMES)
         caller = sys._getframe(2).f_globals.get("__name__", "")
         for text in fitted.warnings:
-            # scikit-learn resets the filters for every fold, which would repeat the warning, with
-            # other features behind the colon.
-            kind = text.partition(":")[0]
-            if not (caller.startswith("sklearn.") and kind in _KINDS_WARNED_OF):
+            # scikit-learn resets the filters for every fold, which would repeat the warning.
+            if not (caller.startswith("sklearn.") and text in _WARNED_TEXTS):
                 warn(text, stacklevel=3)
-            _KINDS_WARNED_OF.add(kind)
+            _WARNED_TEXTS.add(text)
         self.n_iter_ = max(1, len(fitted.history))
         self.converged_ = fitted.converged
         n_planes = count_planes(fitted)

