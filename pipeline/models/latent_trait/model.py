@@ -1956,10 +1956,7 @@ class LatentTrait(Model):
         mean; its error is that of the answers given the trait.
         """
         X, observed = unpack_answers(params, block)
-        items, group = (
-            params.get_level_items(self.items, block.segment),
-            params.get_group(block.segment),
-        )
+        items = params.get_level_items(self.items, block.segment)
         if kind == "sum":
             mean, _ = compute_codes(params, self.items, block)
             is_reversed = find_reversed_items(params.weights)
