@@ -103,12 +103,20 @@ class FitOptions:
     features: Annotated[
         Repeatable,
         Option(
-            group=DATA, show_default=False, metavar="NAME", help="Features to fit; patterns too."
+            group=DATA,
+            show_default=False,
+            metavar="NAME",
+            help="Features or patterns to fit. Repeatable.",
         ),
     ] = ()
     drop: Annotated[
         Repeatable,
-        Option(group=DATA, show_default=False, metavar="NAME", help="Features to leave out."),
+        Option(
+            group=DATA,
+            show_default=False,
+            metavar="NAME",
+            help="Features to leave out. Repeatable.",
+        ),
     ] = ()
     reverse: Annotated[
         Repeatable,
