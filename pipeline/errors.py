@@ -140,7 +140,7 @@ def _find_names(indices: Sequence[int] | Sequence[str], names: Sequence[str]) ->
 
 
 def _advise_reversal(features: Sequence[str], name: str, spell: SpellParameter) -> str:
-    """Say which features to reverse by a parameter, and which are reversed and should not be."""
+    """Return advice on features to reverse by a parameter, and on those reversed by mistake."""
     again = [own.removesuffix(REVERSED) for own in features if own.endswith(REVERSED)]
     others = [own for own in features if not own.endswith(REVERSED)]
     advice = []

@@ -82,7 +82,7 @@ def _format_fit(manifest: Mapping[str, Any]) -> str:
 
 
 def _iter_number_sentences(manifest: Mapping[str, Any]) -> Iterator[str]:
-    """Say which of the numbers of classes that were compared is best by BIC and by the test."""
+    """Yield the numbers of classes that are best by BIC and by the bootstrap test."""
     table = manifest["diagnostics"].get("class_numbers", ())
     if len(table) < 2 or "bic" not in table[0]:
         return
