@@ -348,15 +348,23 @@ def _fill_node_curve(mask: Floats, eta: Floats, reached: Floats, product: Floats
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def fill_row_curves(
-    mask: Floats, weights: Floats, offsets: Floats, points: Floats, sigma: Floats, reached: Floats
+    ones: Floats,
+    mask: Floats,
+    weights: Floats,
+    offsets: Floats,
+    points: Floats,
+    other: Floats,
+    reached: Floats,
 ) -> None:
-    """Compute σ(η_i), (n_rows, n_features, n_points), and −Σ_i log(1 + exp(η_i)) of each row.
+    """Compute P(1 − t_i | x), (n_rows, n_features, n_points), and log P(t_n | x) of each row.
 
-    Each row has its own points, (n_rows, q, n_points).
+    Each row has its own points, (n_rows, q, n_points). Far from 0, P(1 − t_i | x) is exact where
+    t_i − σ(η_i) would be rounding, and so is the logarithm.
     """
     for n in range(len(mask)):
-        own = mask[n].reshape(-1, 1)
-        fill_node_curves(own, weights, offsets, points[n], sigma[n], reached[n])
+        signs = (1.0 - 2.0 * ones[n]).reshape(-1, 1)
+        own, forms = mask[n].reshape(-1, 1), signs[:, 0] * offsets
+        fill_node_curves(own, signs * weights, forms, points[n], other[n], reached[n])
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

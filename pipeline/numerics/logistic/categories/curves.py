@@ -207,6 +207,7 @@ def compute_log_probabilities(eta: Floats, is_cumulative: bool) -> Floats:
     n, m = eta.shape[:2]
     if not is_cumulative:
         forms = np.concatenate([np.zeros((n, 1, *eta.shape[2:])), eta], axis=1)
+        forms -= forms.max(axis=1, keepdims=True)  # far from 0, the rest would be rounding
         result: Floats = forms - scipy.special.logsumexp(forms, axis=1, keepdims=True)
         return result
     log_p = np.empty((n, m + 1, *eta.shape[2:]))

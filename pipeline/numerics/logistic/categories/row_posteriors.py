@@ -110,11 +110,10 @@ def _differentiate_binary_rows(
 ) -> tuple[Floats, Floats]:
     ones, present = levels[:, 1::2], levels[:, ::2] + levels[:, 1::2]
     weights, offsets = (np.ascontiguousarray(part) for part in items[:2])
-    sigma, log_joint = np.empty((*ones.shape, x.shape[1])), np.empty(x.shape[:2])
-    fill_row_curves(present, weights, offsets, np.swapaxes(x, 1, 2).copy(), sigma, log_joint)
-    z = np.concatenate([x, np.ones((*x.shape[:2], 1))], axis=2)
-    log_joint += (z @ (ones @ np.column_stack([weights, offsets]))[:, :, None])[:, :, 0]
-    return ones[:, :, None] - sigma, log_joint
+    other, log_joint = np.empty((*ones.shape, x.shape[1])), np.empty(x.shape[:2])
+    points = np.swapaxes(x, 1, 2).copy()
+    fill_row_curves(ones, present, weights, offsets, points, other, log_joint)
+    return (2 * ones - 1)[:, :, None] * other, log_joint
 
 
 class SharedNodes(NamedTuple):
