@@ -85,7 +85,7 @@ def test_codes_tell_digits_apart_better_than_principal_components() -> None:
     assert network > 0.92
 
 
-@pytest.mark.matrix
+@pytest.mark.slow
 def test_they_do_in_every_split() -> None:
     found = [accuracies(seed) for seed in range(5)]
     show(found)

@@ -47,9 +47,8 @@ MIXTURE_OF_20 = {
     "msweb": (-10.017, 0.1),
 }
 HIDDEN_TREES = [
-    ("nltcs", -6.02),
-    pytest.param("plants", -13.0, marks=pytest.mark.matrix),
-    ("dna", -79.4),
+    pytest.param("nltcs", -6.02, marks=pytest.mark.matrix),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in [("plants", -13.0), ("dna", -79.4)]),
 ]
 TRAITS = {("nltcs", 1): -6.453, ("nltcs", 2): -6.190, ("nltcs", 3): -6.102}
 
@@ -139,10 +138,13 @@ def test_one_tree_has_the_known_likelihood(name: str) -> None:
 @pytest.mark.matrix
 def test_a_mixture_of_trees_is_better_than_a_mixture_of_independent_features() -> None:
     assert score("nltcs", TreeMixture(8)).test > score("nltcs", mixture(20)).test
+
+
+@pytest.mark.slow
+def test_a_mixture_of_trees_is_better_on_plants() -> None:
     assert score("plants", TreeMixture(20)).test > MIXTURE_OF_20["plants"][0] + 2
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize(("name", "least"), HIDDEN_TREES)
 def test_hidden_trees_are_as_good_as_others_found(name: str, least: float) -> None:
     """Published values are −5.999, −14.265 and −79.051; see `tests/reference`."""
@@ -181,17 +183,14 @@ def test_causes_say_more_than_independent_features_do(name: str, gain: float) ->
     assert network.test > score(name, independence(name)).test + gain
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("name", ["nltcs", "plants"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("nltcs", marks=pytest.mark.matrix),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("plants", "dna", "msweb")),
+    ],
+)
 def test_a_mixture_of_20_is_as_good_as_others_found(name: str) -> None:
-    known, within = MIXTURE_OF_20[name]
-    assert score(name, mixture(20)).test == pytest.approx(known, abs=within)
-    assert score(name, mixture(20)).test > CHOW_LIU[name]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["dna", "msweb"])
-def test_a_mixture_of_20_is_as_good_as_others_found_on_wider_data(name: str) -> None:
     known, within = MIXTURE_OF_20[name]
     assert score(name, mixture(20)).test == pytest.approx(known, abs=within)
 

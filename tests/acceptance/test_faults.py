@@ -65,14 +65,10 @@ ALWAYS = {
     ("worker killed", PASS, PCA), ("interrupted", TRANSFORM, PCA),
 }  # fmt: skip
 REPEATED = {
-    ("worker killed", FIT, TRAIT), ("worker killed", TRANSFORM, PCA),
-    ("scheduler killed", FIT, TRAIT), ("scheduler killed", FIRST, PCA),
-    ("client killed", FIRST, TRAIT), ("client killed", TRANSFORM, PCA),
-    ("chunk damaged", PASS, PCA), ("disk full", WRITE, PCA),
-    ("disk full", PASS, PCA), ("disk full", FIT, TRAIT), ("disk full", TRANSFORM, PCA),
-    ("interrupted", FIT, TRAIT), ("interrupted, on threads", FIT, TRAIT),
-    ("interrupted, on threads", FIRST, PCA),
-    ("second writer", PASS, PCA),  # as when two fits share a folder
+    ("worker killed", TRANSFORM, PCA), ("scheduler killed", FIT, TRAIT),
+    ("client killed", TRANSFORM, PCA), ("chunk damaged", PASS, PCA),
+    ("disk full", WRITE, PCA), ("disk full", FIT, TRAIT),
+    ("interrupted, on threads", FIT, TRAIT),
 }  # fmt: skip
 
 

@@ -36,7 +36,7 @@ def test_codes_of_new_rows_tell_digits_apart() -> None:
     assert accuracy(0) >= 0.9
 
 
-@pytest.mark.matrix
+@pytest.mark.slow
 def test_they_do_in_every_split_and_by_landmarks() -> None:
     kinds = {"binary": {}, "heat": {"weights": "heat"}, "landmarks": {"landmarks": 2000}}
     found = {name: [accuracy(seed, **kind) for seed in range(5)] for name, kind in kinds.items()}

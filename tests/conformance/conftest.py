@@ -45,21 +45,38 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Ordinal features of models that also take continuous ones are left to the matrix, because
     these are checked with ordinal features beside them.
+
+    Kinds of features share the parameters of a law by turns, another turn for each model: every
+    pair of a model, a kind and a parameter is checked. `slow` checks all of them together.
     """
+    laws = [
+        item for item in items if isinstance(item, pytest.Function) and "facts" in item.fixturenames
+    ]
+    n_parameters: Counter[str] = Counter()
+    for item in laws:
+        n_parameters[item.originalname] = max(n_parameters[item.originalname], 1 + _place(item))
     seen: Counter[tuple[str, str]] = Counter()
-    for item in items:
-        if not isinstance(item, pytest.Function) or "facts" not in item.fixturenames:
-            continue
+    for item in laws:
         name, kind = item.callspec.params["facts"]
         law, facts = item.originalname, FACTS[name]
+        kinds = [*list_facts(facts)]
         is_slow = not {law, f"{law}[{kind}]"}.isdisjoint(facts.slow)
-        is_covered = kind == "ordinal" and "continuous" in list_facts(facts)
-        if is_slow or is_covered:
+        is_covered = kind == "ordinal" and "continuous" in kinds
+        turn = [*FACTS].index(name) + kinds.index(kind)
+        if (_place(item) - turn) % min(len(kinds), n_parameters[law]):
+            item.add_marker(pytest.mark.slow)
+        elif is_slow or is_covered:
             item.add_marker(pytest.mark.matrix)
         elif name not in REPRESENTATIVE:
             seen[law, name] += 1
             if seen[law, name] > N_CASES:
                 item.add_marker(pytest.mark.matrix)
+
+
+def _place(item: pytest.Function) -> int:
+    """Return the index of the parameter that a law has besides the facts."""
+    indices = item.callspec.indices
+    return max((index for name, index in indices.items() if name != "facts"), default=0)
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -386,26 +388,44 @@ def test_new_files_in_an_object_store(small_chunks, s3, tmp_path):
     assert {name for name in files_of(local) if "/c/" in name} == {n for n in objects if "/c/" in n}
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from storage.dataset import writer
-from storage.stores.locations import parse_path
-from tests.flows.test_long_appends import ingest_new
-event, number, when = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-writer._choose_chunk_words = lambda *sizes: 1
-owner = writer.DatasetWriter if hasattr(writer.DatasetWriter, event) else writer
-original, calls = getattr(owner, event), []
-def kill(*arguments, **options):
-    calls.append(event)
-    if len(calls) < number:
-        return original(*arguments, **options)
-    if when == "after":
-        original(*arguments, **options)
-    os.kill(os.getpid(), signal.SIGKILL)
-setattr(owner, event, kill)
-ingest_new(*sys.argv[4:5], parse_path(sys.argv[5]))
-"""
+def ingest_until_killed(
+    moment: tuple[str, int, str], folder: str, path: str, work: str, environment: dict[str, str]
+) -> None:
+    """Kill this process before or after it does something for so many times."""
+    os.chdir(work)
+    os.environ.update(environment)
+    event, number, when = moment
+    writer._choose_chunk_words = lambda *sizes: 1
+    owner = writer.DatasetWriter if hasattr(writer.DatasetWriter, event) else writer
+    original, calls = getattr(owner, event), []
+
+    def kill(*arguments, **options):
+        calls.append(event)
+        if len(calls) == number and when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        done = original(*arguments, **options)
+        if len(calls) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return done
+
+    setattr(owner, event, kill)
+    ingest_new(folder, parse_path(path))
+
+
+def check_killed(moment: tuple[str, int, str], folder: str | Path, path: AnyPath) -> None:
+    """Ingest new files in a process that is killed.
+
+    Such processes are forked from one that has imported the modules, which takes most of the time.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    given = moment, str(folder), str(path), os.getcwd(), {**os.environ}
+    process = context.Process(target=ingest_until_killed, args=given)
+    process.start()
+    process.join(600)
+    assert process.exitcode == -signal.SIGKILL
+
+
 MOMENTS = [
     *(("_write_array_chunk", k, "after") for k in (1, 2, 9, 12)),
     ("_mark_missing_features", 1, "before"),
@@ -427,8 +447,7 @@ def test_a_killed_night_in_an_object_store_is_repeated(small_chunks, s3, tmp_pat
         expected = ingest_new(tmp_path / "in", tmp_path / "d.zarr")
         if not k:
             before = ingest_new(tmp_path / "in", remote)
-    arguments = [sys.executable, "-c", KILLED, *map(str, moment), tmp_path / "in", str(remote)]
-    assert subprocess.run(arguments, timeout=600).returncode == -9
+    check_killed(moment, tmp_path / "in", remote)
     found = open_dataset(remote)
     found.verify()
     is_done = moment[2] == "after" and moment[0] == "write_manifest"
@@ -456,8 +475,7 @@ def test_a_killed_night_is_repeated(small_chunks, tmp_path, monkeypatch, night, 
     shutil.copytree("d.zarr", "copy.zarr")
     expected = ingest_new("in", parse_path("copy.zarr"))
     assert (expected.n_positions < before.n_positions) == (night == 2)
-    arguments = [sys.executable, "-c", KILLED, *map(str, moment), "in", "d.zarr"]
-    assert subprocess.run(arguments, timeout=600).returncode == -9
+    check_killed(moment, "in", path)
     found = open_dataset(path)
     found.verify()
     is_done = moment in [("write_manifest", 1, "after")] or moment[0] == "delete_chunks"

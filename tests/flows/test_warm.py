@@ -69,13 +69,12 @@ def check_nothing_is_compiled(
         assert set(compiled.rglob("*")) == files, model
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("model", "options", "write"),
     [
-        ("kernel-pca", (), write_arrays),
-        ("clipped-pca", ("--weight", "times"), write_arrays),
-        ("bernoulli-mixture", (), write_mixed),
+        pytest.param("kernel-pca", (), write_arrays, marks=pytest.mark.slow),
+        pytest.param("clipped-pca", ("--weight", "times"), write_arrays, marks=pytest.mark.matrix),
+        pytest.param("bernoulli-mixture", (), write_mixed, marks=pytest.mark.slow),
     ],
 )
 def test_a_fit_after_warm_compiles_nothing(

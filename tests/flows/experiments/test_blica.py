@@ -101,11 +101,10 @@ def test_a_trial_has_the_rows_of_its_truth():
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("shape", [SMALL, ProblemShape(3, 3, 8, 100)])
-def test_the_timed_parts_are_the_fit(shape):
+def test_the_timed_parts_are_the_fit():
     found, expected = (
-        run_timed_trial(draw_simulated_rows(shape, 0, 0)),
-        run_sample_trial(draw_simulated_rows(shape, 0, 0)),
+        run_timed_trial(draw_simulated_rows(SMALL, 0, 0)),
+        run_sample_trial(draw_simulated_rows(SMALL, 0, 0)),
     )
     for name in METHODS:
         assert found[name] == pytest.approx(expected[name], abs=1e-12)
