@@ -59,10 +59,16 @@ regresses the classes on columns, with the same corrections; `--reference 2` com
 the traits of latent-trait fits. It names items that point the other way, and the values with these
 items reversed.
 
+`--roll-calls` measures how well the codes of rows, such as the positions of members of parliament,
+classify their own values: the share that is classified correctly, the proportional reduction in
+error (PRE, and APRE of all roll calls) and the geometric mean probability (GMP), by feature and by
+row. `--tables` writes all of them.
+
 `--folds 5` cross-validates: each model is refitted, with the settings of its artifact, without each
 fold in turn, and evaluated on that fold.
 
-With `--dif`, `--outcomes`, `--likelihood-ratio` or `--reliability`, only these tables are made.
+With `--dif`, `--outcomes`, `--likelihood-ratio`, `--reliability` or `--roll-calls`, only these
+tables are made.
 `--all` compares the models too. `--tables FOLDER` writes all tables as .csv files.
 """
 EXAMPLES = f"""Examples:

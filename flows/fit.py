@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 HELP = "Fit a latent-variable model, and write it to a folder, called an artifact.\n"
 EXAMPLES = f"""Example: python -m flows.fit --dataset votes.zarr --model blica
-
 {FIT_EXIT_CODES}"""
 app = make_app("fit", HELP, format_settings_help(sys.argv) + EXAMPLES)
 

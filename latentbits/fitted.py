@@ -496,14 +496,17 @@ class Evaluation(ResultDisplayMixin, dict[str, Any]):
 
         `models` has one line with the scores that are numbers, `dif` a line per item, `outcomes`
         per class and level, `covariates` per covariate and class, `reliability` per group and
-        coefficient, and `calibration` per bin of the shares of ones that the model implies.
+        coefficient, `roll-calls` per feature, `roll-call-rows` per row, and `calibration` per bin
+        of the shares of ones that the model implies.
         """
         from flows.evaluating.result_tables import make_result_tables  # needed here only
 
         classes = {name: self.get(name, []) for name in ("outcomes", "regression")}
         outcomes = [{"name": "fit", **classes}]
         models = [{"name": "fit", **self}] if {"kind", "pairs"} & {*self} else []
-        return make_result_tables({**self, "models": models, "outcomes": outcomes})
+        calls = [{"name": "fit", **self["roll_calls"]}] if "roll_calls" in self else []
+        own = {"models": models, "outcomes": outcomes, "roll_calls": calls}
+        return make_result_tables({**self, **own})
 
     def _iter_display_items(self) -> DisplayItems:
         for name, value in self.items():

@@ -87,6 +87,7 @@ from pipeline.evaluation.neighbourhoods import (
 from pipeline.evaluation.prediction import find_target_labels
 from pipeline.evaluation.records import describe_outcome, describe_provenance
 from pipeline.evaluation.reliability import describe_reliability
+from pipeline.evaluation.roll_calls import describe_roll_calls
 from pipeline.executors.base import Executor, choose_executor
 from pipeline.executors.progress import Progress, ignore_progress
 from pipeline.fitting.class_numbers import add_class_numbers
@@ -96,6 +97,7 @@ from pipeline.fitting.linkage import collect_linkage
 from pipeline.fitting.loop import collect_first_statistics, fit_model, start_fit
 from pipeline.fitting.pair_work import get_pair_job_label
 from pipeline.fitting.prepare import FitRequest, PatternTable, PreparedFit, prepare
+from pipeline.inference.anchors import anchor_fit
 from pipeline.inference.orientation import orient_fit
 from pipeline.inference.query import SEGMENT_REMEDY, QueryAnswer, answer_query, make_query
 from pipeline.inference.transform import (
@@ -162,6 +164,7 @@ def fit(
     pattern: Any = None,
     covariates: Sequence[str] | None = None,
     orient: Sequence[str] = (),
+    anchors: Mapping[str, float | Sequence[float]] | Sequence[str] | str = (),
     seed: int = 0,
     n_jobs: int = -1,
     executor: Executor | str | None = None,
@@ -228,6 +231,10 @@ def fit(
         the feature `q3` would have a negative loading, `["q3=-2"]` component 2 if it would have a
         positive one. Names that no feature has mean rows, by the texts of a per-row column; their
         codes count from the mean of all rows.
+    anchors
+        Positions of two rows on the first trait of latent-trait, by the texts of a per-row column,
+        such as `{"US": 1, "CU": -1}` or `"US=+1,CU=-1"`: they fix place, scale and sign, and leave
+        the likelihood as it is. All q traits are fixed by q + 1 rows with q numbers each.
     seed
         Seed of every random draw.
     n_jobs
@@ -276,6 +283,7 @@ def fit(
             pattern=None if pattern is None else partial(_read_pattern, pattern),
             items=None if items is None else partial(read_items, items),
             orient=orient,
+            anchors=anchors,
             seed=seed,
         )
     return run_fit(request, dataset, choose_executor(executor, n_jobs), progress)
@@ -319,6 +327,7 @@ def run_fit(
         state = add_fit_statistics(model, state, rows, executor, seed, show)
         state = add_class_numbers(model, state, rows, executor, seed, show)
         state = orient_fit(model, state, rows, executor, seed, fit.poles, fit.features)
+        state = anchor_fit(model, state, rows, executor, seed, fit.anchors)
     fitted = _make_fitted(fit, state, first.n_rows)
     if fit.dataset is dataset:
         return fitted
@@ -571,6 +580,7 @@ def evaluate(
     outcomes: Sequence[str] = (),
     correction: Correction = "bch",
     reliability: bool = False,
+    roll_calls: bool = False,
     calibration: bool = False,
     scores: bool | None = None,
     covariates: Sequence[str] = (),
@@ -607,12 +617,14 @@ def evaluate(
         How to allow for rows that are assigned to a wrong class: "bch", "ml" or "none".
     reliability
         Whether to describe the reliability of the sum of the features.
+    roll_calls
+        Whether to measure how well codes classify the values of their own rows.
     calibration
         Whether to compare shares of ones, and of joint ones, with those in rows drawn from the
         model.
     scores
         Whether to measure likelihoods, reconstructions and neighbours; None does so unless `dif`,
-        `outcomes`, `reliability` or `covariates` are given without a label.
+        `outcomes`, `reliability`, `roll_calls` or `covariates` are given without a label.
     covariates, reference
         Per-row columns to regress the classes of a mixture on, with the same correction, and the
         class that the others are compared with. `NAME=LEVEL` names the reference level of a column.
@@ -636,8 +648,10 @@ def evaluate(
         `reliability`: a list of that name, with a dictionary for all rows and one for each segment
         or group; `coefficients` has alpha, ordinal alpha and omega with errors and intervals,
         `turned` the same with the items in `reversed` reversed, and `traits` what a latent-trait
-        fit implies. With `calibration`: `marginals` and `pairs`. `tables` has columns of tables,
-        such as `pandas.DataFrame(evaluation.tables["dif"])`.
+        fit implies. With `roll_calls`: a dictionary of that name, with the share of values that is
+        `correct`, `apre` and `gmp`, and the lists `by_feature` and `by_row`. With `calibration`:
+        `marginals` and `pairs`. `tables` has columns of tables, such as
+        `pandas.DataFrame(evaluation.tables["dif"])`.
 
     Raises
     ------
@@ -650,7 +664,8 @@ def evaluate(
         check_has_levels(dataset, "label")
         dataset = adapt_to_fit(dataset, fitted, fitted_split)
     if scores is None:
-        scores = label is not None or not (dif or outcomes or reliability or covariates)
+        has_other = any((dif, outcomes, reliability, roll_calls, covariates))
+        scores = label is not None or not has_other
     with _translate_errors(dataset), show_progress(progress) as show:
         labels = find_target_labels(fitted.model, fitted.params, fitted.labels, dataset)
         subject = replace(_make_subject(fitted, dataset), labels=labels)
@@ -666,6 +681,10 @@ def evaluate(
             own_rows = make_row_source(dataset, split, weights=weights)
             described = (list_features(dataset), dataset.segment_names, {"fit": subject})
             found["reliability"] = describe_reliability(own_rows, *described, executor, show)
+        if roll_calls:
+            check_has_levels(dataset, "roll_calls")
+            described = (list_features(dataset), make_row_source(dataset, split), split)
+            found["roll_calls"] = describe_roll_calls(subject, dataset, *described, *run)
         if covariates:
             own = (covariates, correction, reference)
             found["regression"] = _regress_classes(fitted, subject, dataset, split, *own, *run)

@@ -16,7 +16,7 @@ from pipeline.errors import ClusterLost, FitError, spell_parameters
 from storage.errors import DataError, is_out_of_memory
 
 _DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_OTHER_NAMES = {"segment": "segment_by"}
+_OTHER_NAMES = {"segment": "segment_by", "anchors": "anchor"}
 """Python's names of parameters whose option has another name."""
 _SEGMENT_OPTIONS = "ingest --segment-by COLUMN or --segments N"
 

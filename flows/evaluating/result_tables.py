@@ -13,8 +13,9 @@ def make_result_tables(summary: Mapping[str, Any]) -> dict[str, Columns]:
 
     `models` has a line per model, `dif` per item, `likelihood-ratio` per test, `outcomes` per class
     and level of a column, `covariates` per covariate and class, `reliability` per group and
-    coefficient, `reliability-items` per group and item, and `calibration` per bin of the shares of
-    ones that a model implies.
+    coefficient, `reliability-items` per group and item, `roll-calls` per model and feature,
+    `roll-call-rows` per model and row, and `calibration` per bin of the shares of ones that a model
+    implies.
     """
     models = summary.get("models", [])
     lines = {
@@ -29,6 +30,8 @@ def make_result_tables(summary: Mapping[str, Any]) -> dict[str, Columns]:
             for group in summary.get("reliability", [])
             for item in group.get("by_item", [])
         ],
+        "roll-calls": [*_iter_roll_calls(summary.get("roll_calls", []), "by_feature")],
+        "roll-call-rows": [*_iter_roll_calls(summary.get("roll_calls", []), "by_row")],
         "calibration": [*_iter_calibration(models)],
     }
     return {name: _collect(own) for name, own in lines.items() if own}
@@ -135,6 +138,12 @@ def _iter_coefficients(reliability: Sequence[Mapping[str, Any]]) -> Iterator[dic
         for model, traits in group["traits"].items():
             for name, value in traits.items():
                 yield {**own, "coefficient": f"{name} of {model}", "reversed": "", "value": value}
+
+
+def _iter_roll_calls(models: Sequence[Mapping[str, Any]], key: str) -> Iterator[dict[str, Any]]:
+    for model in models:
+        for line in model[key] or ():
+            yield {"model": model["name"], **line}
 
 
 def _iter_calibration(models: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

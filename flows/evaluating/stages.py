@@ -105,6 +105,7 @@ from pipeline.evaluation.reliability import (
     check_has_scores,
     describe_reliability,
 )
+from pipeline.evaluation.roll_calls import describe_roll_calls
 from pipeline.executors.base import Executor, SerialExecutor
 from pipeline.executors.progress import Progress
 from pipeline.fitting.loop import check_seed, fit_model, initialize_fit
@@ -183,6 +184,14 @@ class EvaluateOptions:
             help="Print alpha and omega of the features of a fit.",
         ),
     ] = False
+    roll_calls: Annotated[
+        bool,
+        Switch,
+        Option(
+            group=MODEL,
+            help="Print how many votes are classified correctly, APRE and GMP.",
+        ),
+    ] = False
     outcomes: OutcomeColumns = None
     correction: OutcomeCorrection = None
     covariates: ClassCovariates = None
@@ -217,7 +226,7 @@ class EvaluateOptions:
         """Whether to compare the models, which is not done if something else was asked for."""
         tests = (self.dif, self.outcomes, self.covariates)
         has_other = any(test is not None for test in tests)
-        has_other |= self.likelihood_ratio or self.reliability
+        has_other |= self.likelihood_ratio or self.reliability or self.roll_calls
         is_needed = self.label is not None or self.folds is not None
         return self.with_comparison or is_needed or not has_other
 
@@ -293,8 +302,8 @@ def prepare_evaluation(options: EvaluateOptions) -> EvaluationPlan:
     split = resolve_split(dataset, options.split, TEST if options.folds is None else TRAIN)
     check_label(dataset, options.label)
     models, dataset = load_compared_models(options.artifacts, dataset)
-    for option in ("label", "dif"):
-        if getattr(options, option) is not None:
+    for option in ("label", "dif", "roll_calls"):
+        if getattr(options, option):
             check_has_levels(dataset, f"{{{option}}}")
     check_row_columns(dataset, split)
     if options.folds is not None:
@@ -330,8 +339,11 @@ def run_evaluation_stages(
     """Run the stages of a checked evaluation, and return its summary."""
     job = EvaluationJob(**vars(plan), executor=stages.executor, progress=progress)
     item_bias, reliability, outcomes = None, list[dict[str, Any]](), list[dict[str, Any]]()
+    roll_calls = list[dict[str, Any]]()
     if plan.options.reliability:
         reliability = stages.run("reliability", partial(_describe_reliability, job))
+    if plan.options.roll_calls:
+        roll_calls = stages.run("roll calls", partial(_describe_roll_calls, job))
     if plan.groups is not None:
         item_bias = stages.run("item bias", partial(_test_item_bias, job, plan.groups))
     if plan.outcome_plan is not None:
@@ -347,6 +359,7 @@ def run_evaluation_stages(
         "likelihood_ratio_tests": list(plan.likelihood_ratio_tests),
         "item_bias": item_bias,
         "reliability": reliability,
+        "roll_calls": roll_calls,
         "outcomes": outcomes,
     }
     if plan.options.tables is not None:
@@ -442,6 +455,12 @@ def _describe_reliability(job: EvaluationJob) -> list[dict[str, Any]]:
     subjects = {model.name: model.subject for model in job.models}
     arguments = (list_features(job.dataset), names, subjects, job.executor, job.progress)
     return describe_reliability(rows, *arguments)
+
+
+def _describe_roll_calls(job: EvaluationJob) -> list[dict[str, Any]]:
+    rows, features = job.make_row_source(), list_features(job.dataset)
+    own = (job.dataset, features, rows, job.split, job.executor, job.options.seed, job.progress)
+    return [{"name": m.name, **describe_roll_calls(m.subject, *own)} for m in job.models]
 
 
 def _test_item_bias(job: EvaluationJob, groups: DifGroups) -> dict[str, Any]:

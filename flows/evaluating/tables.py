@@ -12,6 +12,7 @@ from rich.table import Table
 from flows.cli.summary import format_p, format_row_count, join_names, make_table
 from flows.evaluating.outcomes import print_outcomes
 from flows.evaluating.reliability import print_reliability
+from flows.evaluating.roll_calls import print_roll_calls
 
 _CONSOLE_WIDTH = 400  # wide enough not to break lines of the table
 LIKELIHOOD_MEASURES = (
@@ -84,7 +85,7 @@ def print_evaluation(summary: Mapping[str, Any], details: bool = False) -> None:
     `details` adds where each model differs most from the data.
     """
     console = Console(width=_CONSOLE_WIDTH, soft_wrap=True, highlight=False)
-    if summary["models"] or summary["item_bias"] or summary["outcomes"]:
+    if any(summary[name] for name in ("models", "item_bias", "outcomes", "roll_calls")):
         rows = format_row_count(summary["n_samples"], summary["split"])
         console.print(f"rows: {rows}", markup=False)
     _print_tests(summary, console)
@@ -122,8 +123,9 @@ def _print_comparison(summary: Mapping[str, Any], console: Console, details: boo
 
 
 def _print_tests(summary: Mapping[str, Any], console: Console) -> None:
-    """Print what was asked for: reliability, item bias, likelihood ratios, outcomes of classes."""
+    """Print what was asked for: reliability, roll calls, item bias, ratios, outcomes of classes."""
     print_reliability(summary["reliability"], console)
+    print_roll_calls(summary["roll_calls"], console)
     if bias := summary["item_bias"]:
         console.print(_make_bias_table(bias))
         console.print(_BIAS_NOTES[bias["test"]], markup=False)

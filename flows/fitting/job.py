@@ -180,6 +180,8 @@ def prepare_fit(options: FitOptions) -> FitPlan:
             "{orient} with the name of a row cannot be combined with {skip_corrupt}. Name a "
             "feature, or leave out one of them."
         )
+    if options.skip_corrupt and prepared.anchors:
+        raise FitError("{anchors} cannot be combined with {skip_corrupt}. Leave out one of them.")
     provenance = {
         **describe_provenance(
             prepared.model,

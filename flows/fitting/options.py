@@ -144,6 +144,16 @@ class FitOptions:
             help="Sign of a feature or row on component 1. Repeatable.",
         ),
     ] = ()
+    anchors: Annotated[
+        Repeatable,
+        Option(
+            name="--anchor",
+            group=MODEL,
+            show_default=False,
+            metavar="NAMES",
+            help="Positions of two rows on a trait: US=+1,CU=-1.",
+        ),
+    ] = ()
     output: Annotated[
         str | None, Option(group=OUTPUT, help="Folder for the fits. [default: runs/DATASET]")
     ] = None

@@ -36,6 +36,7 @@ from pipeline.fitting.fit_statistics import add_fit_statistics
 from pipeline.fitting.linkage import get_linkage_key
 from pipeline.fitting.loop import collect_first_statistics, fit_model, start_fit
 from pipeline.fitting.pair_work import PairJob, get_pair_job_label
+from pipeline.inference.anchors import anchor_fit
 from pipeline.inference.orientation import orient_fit
 from pipeline.models.state import FitState
 from pipeline.numerics.metrics import mean_cosine_similarity
@@ -355,7 +356,8 @@ def _run_passes(job: FitJob, states: CheckpointStore, start: PassStart) -> FitSt
     )
     state = add_fit_statistics(job.model, state, *run, job.progress)
     state = add_class_numbers(job.model, state, *run, job.progress)
-    return orient_fit(job.model, state, *run, job.poles, list_features(job.dataset))
+    state = orient_fit(job.model, state, *run, job.poles, list_features(job.dataset))
+    return anchor_fit(job.model, state, *run, job.anchors)
 
 
 def _try_measure_drift(

@@ -252,11 +252,11 @@ def score_models(
 
 def _score_block(subjects: SubjectsByName, rng: RowRandom, block: BinaryBlock) -> JointStatistics:
     return reduce(
-        JointStatistics.merge, (_score_part(subjects, rng, part) for part in _split_block(block))
+        JointStatistics.merge, (_score_part(subjects, rng, part) for part in split_block(block))
     )
 
 
-def _split_block(block: BinaryBlock) -> Iterator[BinaryBlock]:
+def split_block(block: BinaryBlock) -> Iterator[BinaryBlock]:
     """Cut a block into parts whose dense matrices of floats stay small."""
     n_columns = block.n_features + (0 if block.numbers is None else len(block.numbers))
     size = 64 * max(1, _CELLS_AT_ONCE // (64 * n_columns))

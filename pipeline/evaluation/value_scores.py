@@ -83,6 +83,34 @@ def sum_value_losses(block: BinaryBlock, planes: Array, features: Sequence[Featu
         Number of values that are not the most probable ones, sum of −log P(value) in nats, and
         number of observed values, (3,). Probabilities below `MIN_PROBABILITY` count as that.
     """
+    losses = compute_value_losses(block, planes, features)
+    wrong, nats, observed = losses.wrong, losses.nats, losses.observed
+    return np.array([wrong[observed].sum(), nats[observed].sum(), observed.sum()], np.float64)
+
+
+class ValueLosses(NamedTuple):
+    """Losses of single values, (n_samples, n_features) each.
+
+    Attributes
+    ----------
+    levels
+        The values, as levels counted from 0.
+    wrong, nats
+        Whether another level is more probable, and −log P(value).
+    observed
+        Whether the value is observed.
+    """
+
+    levels: NDArray[np.uint8]
+    wrong: NDArray[np.bool_]
+    nats: Array
+    observed: NDArray[np.bool_]
+
+
+def compute_value_losses(
+    block: BinaryBlock, planes: Array, features: Sequence[Feature]
+) -> ValueLosses:
+    """Compute the losses of the values of a block; parameters as for `sum_value_losses`."""
     values, mask = block.unpack_values(), block.unpack_mask()
     if not features:
         wrong, nats = compute_bit_losses(values, planes)
@@ -95,7 +123,7 @@ def sum_value_losses(block: BinaryBlock, planes: Array, features: Sequence[Featu
         own = np.take_along_axis(by_level, places, axis=1)
         nats = -np.log(np.maximum(own, MIN_PROBABILITY))
     observed = np.ones(values.shape, np.bool_) if mask is None else mask == 1
-    return np.array([wrong[observed].sum(), nats[observed].sum(), observed.sum()], np.float64)
+    return ValueLosses(values, wrong, nats, observed)
 
 
 def _count_levels(

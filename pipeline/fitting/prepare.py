@@ -11,7 +11,7 @@ decides what the first error is about:
 6. the fit to start from, which sets it too
 7. known items
 8. the structure of the model
-9. the poles of `orient`
+9. the poles of `orient`, and `anchors`
 
 Callers hand in what is read from files: tables of items and patterns, and the fit to start from.
 """
@@ -44,6 +44,7 @@ from pipeline.data.row_columns import RowColumns
 from pipeline.data.tables import list_names
 from pipeline.data.weights import RowWeights, WeightKind
 from pipeline.errors import FitError
+from pipeline.inference.anchors import Anchor, prepare_anchors
 from pipeline.inference.from_artifact import LoadedModel
 from pipeline.inference.orientation import Pole, prepare_poles
 from pipeline.models.base import Model
@@ -116,6 +117,7 @@ class FitRequest:
     pattern: Callable[[], PatternTable] | None = None
     items: Callable[[], KnownItems] | None = None
     orient: Sequence[str] = ()
+    anchors: Any = field(default=(), metadata={"options": ("anchors", "anchor")})
     seed: int = field(default=0, metadata={"estimator": "random_state"})
     initial_fit: LoadedModel[Any] | None = field(
         default=None, metadata={"options": ("warm_start",)}
@@ -184,6 +186,8 @@ class PreparedFit(Generic[DatasetT]):
         covariates; and their weights, if they have any.
     poles
         Rows and features that choose the signs of components.
+    anchors
+        Rows that fix the scale of traits.
     choices
         What the user chose besides the model, the split and the seed, as manifests record it.
     """
@@ -193,6 +197,7 @@ class PreparedFit(Generic[DatasetT]):
     dataset: DatasetT
     weights: RowWeights | None
     poles: tuple[Pole, ...]
+    anchors: tuple[Anchor, ...]
     choices: Mapping[str, Any]
 
     @property
@@ -247,6 +252,7 @@ def prepare(request: FitRequest, dataset: DatasetT) -> PreparedFit[DatasetT]:
         known = items.align(features, model.items, request.dataset_name)
     model = model.with_structure(Structure(groups, features, known, pattern, covariates))
     poles = prepare_poles(request.orient, model, dataset, split, has_known_items=items is not None)
+    anchors = prepare_anchors(request.anchors, model, dataset, split, poles)
     choices = {
         "reversed": list(request.reverse),
         "split_levels": split_levels,
@@ -255,10 +261,10 @@ def prepare(request: FitRequest, dataset: DatasetT) -> PreparedFit[DatasetT]:
         "known_items": items and items.describe(),
         "pattern": pattern and pattern.describe(),
         "orient": list(request.orient),
+        "anchors": {anchor.name: list(anchor.position) for anchor in anchors},
     }
-    return PreparedFit(
-        request, model, dataset, weights, poles, {k: v for k, v in choices.items() if v}
-    )
+    chosen = {name: value for name, value in choices.items() if value}
+    return PreparedFit(request, model, dataset, weights, poles, anchors, chosen)
 
 
 def _adapt_levels(

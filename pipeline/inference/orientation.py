@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,13 +128,22 @@ def prepare_poles(
         raise FitError("{orient} cannot be combined with {items}, which have signs of their own.")
     features = frozenset(dataset.feature_names)
     return tuple(
-        pole if pole.name in features else pole._replace(row=_find_row(pole.name, dataset, split))
+        pole if pole.name in features else pole._replace(row=find_row(pole.name, dataset, split))
         for pole in poles
     )
 
 
-def _find_row(name: str, dataset: Dataset, split: str | None) -> int:
-    """Return the original index of the row that a column of texts or integers names."""
+def find_row(
+    name: str, dataset: Dataset, split: str | None, option: Literal["orient", "anchors"] = "orient"
+) -> int:
+    """Return the original index of the row that a column of texts or integers names.
+
+    Raises
+    ------
+    FitError
+        If no row has this name, or several have. The message is about the option.
+    """
+    may_be_feature = option == "orient"
     columns = [column for column in dataset.levels if column != _SPLIT]
     counts = dict[str, int]()
     for column, code in _iter_codes_of_name(name, columns, dataset):
@@ -152,12 +161,18 @@ def _find_row(name: str, dataset: Dataset, split: str | None) -> int:
     if counts:
         column = max(counts, key=lambda column: counts[column])
         number = f"{counts[column]:,} rows have" if counts[column] else "no row of the fit has"
+        wish = "a feature, or a row" if may_be_feature else "a row"
         raise FitError(
-            f"{{orient}} is {name!r}, but {number} this text in column {column!r}. Name a feature, "
-            "or a row of the fit by a text of its own."
+            f"{{{option}}} is {name!r}, but {number} this text in column {column!r}. Name {wish} "
+            "of the fit by a text of its own."
         )
     texts = (text for column in columns for text in islice(dataset.levels[column], _MAX_SEARCHED))
-    raise make_unknown_name_error(name, [*dataset.feature_names, *texts])
+    if may_be_feature:
+        raise make_unknown_name_error(name, [*dataset.feature_names, *texts])
+    suggestion = format_suggestion(name, dict.fromkeys(texts))
+    if not dataset.column_names:
+        suggestion = " Keep a column of names in the dataset by {keep}."
+    raise FitError(f"{{{option}}} is {name!r}, but no row has this name.{suggestion}")
 
 
 def _iter_codes_of_name(

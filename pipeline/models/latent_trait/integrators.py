@@ -311,4 +311,4 @@ def compute_variational_posterior(
 ) -> VariationalPosterior:
     """Return the variational posterior of each row of binary items without groups."""
     bits = (block.words, block.observed_words, block.n_samples)
-    return variational_row_posterior(*bits, params.weights, params.offsets)
+    return variational_row_posterior(*bits, *params.get_group(block.segment).items)

@@ -261,6 +261,7 @@ from pipeline.models.latent_trait.starts import (
 )
 from pipeline.models.latent_trait.step import ItemGroup, take_level_steps
 from pipeline.models.latent_trait.trait_errors import sum_theta_scores
+from pipeline.models.latent_trait.trait_scale import standardize_traits
 from pipeline.models.sample_sizes import ROWS_PER_PARAMETER, count_information_rows
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
@@ -1086,6 +1087,10 @@ class LatentTrait(Model):
 
     def warm_start(self, state: FitState, params: LatentTraitParams) -> FitState:
         """Start from an earlier fit with items of the same kind, on the axes of its last pass."""
+        if params.traits is not None and not {"known items", "pattern", "covariates"} & {
+            *self.structure.parts
+        }:  # it may have anchors
+            params = standardize_traits(params, self.items)
         traits, q, axes = self._trait_design, params.weights.shape[1], params.axes
         without = replace(params, regression=None)
         groups = [without.get_group(group) for group in range(self.n_groups)]
@@ -1853,7 +1858,7 @@ class LatentTrait(Model):
             left_out = np.union1d(left_out, self._find_steep(state))
         curvature = self._compute_prior_curvature(design.forms, state.params)
         found = invert(design, state.params, statistics, form, curvature, left_out)
-        arrays, unknown = collect_errors(design, state.params, found, left_out)
+        arrays, unknown, covariances = collect_errors(design, state.params, found, left_out)
         warnings = state.warnings
         if self.has_asymptotes:
             free = [name for name in ASYMPTOTES if self._get_prior(f"{name}_prior") is None]
@@ -1866,7 +1871,8 @@ class LatentTrait(Model):
         params = replace_arrays(state.params, arrays)
         names = self.structure.feature_names
         warnings = (*warnings, *warn_about_reversed_items(params, names))
-        return replace(state, params=params, warnings=warnings)
+        auxiliary = {**state.auxiliary, **{f"{n}_covariance": v for n, v in covariances.items()}}
+        return replace(state, params=params, warnings=warnings, auxiliary=auxiliary)
 
     def _compute_prior_curvature(self, forms: LevelDesign, params: LatentTraitParams) -> Array:
         """Return minus the second derivatives of the log prior, (n_free,).

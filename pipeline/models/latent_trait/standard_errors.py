@@ -331,8 +331,12 @@ def _sum_second_derivatives(design: FitDesign, score: Array) -> Array:
 
 def collect_errors(
     design: FitDesign, params: LatentTraitParams, found: ParameterErrors, left_out: Indices
-) -> tuple[dict[str, Array], Indices]:
-    """Return arrays of standard errors, and the features that have none for lack of data."""
+) -> tuple[dict[str, Array], Indices, dict[str, Array]]:
+    """Return arrays of standard errors, the features without any for lack of data, and covariances.
+
+    Covariances are of the weights and the offset of an `item`, (n_groups, n_features, q + 1,
+    q + 1), and with several levels of each `plane`, (n_groups, n_planes, q + 1, q + 1).
+    """
     forms, (covariance, is_unknown) = design.forms, found
     arrays: dict[str, Array] = {}
     if design.scale is not None:
@@ -342,15 +346,16 @@ def collect_errors(
         variance = np.where(is_unknown, np.nan, np.diag(covariance.blocks))[n:]
         arrays["coefficients_error"] = np.sqrt(variance).reshape(get_coefficients(params)[0].shape)
     of_items, unknown = covariance.take_first(forms.n_free), np.zeros(0, np.int64)
-    by_group = []
+    by_group, covariances = [], list[dict[str, Array]]()
     for group in range(forms.n_groups):
-        own, missing = _collect_item_errors(
+        own, missing, joint = _collect_item_errors(
             design._replace(forms=forms.select_group(group)),
             params.select_group(group),
             ParameterErrors(of_items, is_unknown[: forms.n_free]),
             left_out,
         )
         by_group.append(own)
+        covariances.append(joint)
         unknown = np.union1d(unknown, missing)
     arrays |= by_group[0]
     if params.segments is not None:
@@ -361,7 +366,8 @@ def collect_errors(
         }
     if params.traits is not None:
         arrays |= _collect_trait_errors(design, params, covariance, is_unknown)
-    return arrays, unknown
+    stacked = {name: np.stack([own[name] for own in covariances]) for name in covariances[0]}
+    return arrays, unknown, stacked
 
 
 def _collect_trait_errors(
@@ -382,8 +388,8 @@ def _collect_trait_errors(
 
 def _collect_item_errors(
     design: FitDesign, params: LatentTraitParams, found: ParameterErrors, left_out: Indices
-) -> tuple[dict[str, Array], Indices]:
-    """Return arrays of standard errors of the items of a group, and those that have none."""
+) -> tuple[dict[str, Array], Indices, dict[str, Array]]:
+    """Return errors of the items of a group, the items without any, and joint covariances."""
     forms, kind, (covariance, is_unknown) = design.forms, design.kind, found
     q, J, n_planes = forms.n_components, forms.matrix, forms.n_planes
     n_features = len(n_planes)
@@ -394,16 +400,28 @@ def _collect_item_errors(
     def compute_errors(linear: Matrix, owners: Indices) -> Array:
         """Return the standard errors of linear functions of weights and offsets of forms."""
         free = linear @ J
-        variance, size = covariance.compute_variances(free), abs(free)
+        variance, size = covariance.compute_covariances(free, free), abs(free)
         is_fixed = (size.sum(axis=1) == 0) | (size @ is_unknown > 0) | is_left_out[owners]
         errors = np.where(is_fixed, np.nan, np.sqrt(np.maximum(variance, 0.0)))
         return np.where(abs(linear) @ ~forms.is_known, errors, 0.0)
+
+    def compute_joint(columns: list[Matrix], errors: Array) -> Array:
+        """Return the covariances of linear functions, given their errors, (n, n_columns) both."""
+        free = [column @ J for column in columns]
+        joint = [[covariance.compute_covariances(a, b) for b in free] for a in free]
+        has_error = errors > 0
+        joint = np.where(has_error[:, :, None] & has_error[:, None], np.moveaxis(joint, 2, 0), 0.0)
+        is_missing = np.isnan(errors)
+        return np.where(is_missing[:, :, None] | is_missing[:, None], np.nan, joint)
 
     of_planes = np.repeat(items, n_planes)
     weights_error = compute_errors(to_weights, np.repeat(items, q)).reshape(-1, q)
     is_estimated = np.asarray(abs(to_weights @ J).sum(axis=1)).reshape(-1, q) > 0
     is_missing = (np.isnan(weights_error) & is_estimated).any(axis=1) & ~is_left_out
     arrays = {"weights_error": weights_error, "offsets_error": compute_errors(to_offsets, items)}
+    of_item = [*(to_weights[k::q] for k in range(q)), to_offsets]
+    own_errors = np.column_stack([weights_error, arrays["offsets_error"]])
+    covariances = {"item": compute_joint(of_item, own_errors)}
     all_entries = scipy.sparse.eye_array(J.shape[0], format="csr")
     if forms.has_asymptotes:
         logits = all_entries[n_features * (q + 1) + q :: q + 1]
@@ -414,13 +432,16 @@ def _collect_item_errors(
     if params.n_levels is not None:
         by_form = compute_errors(all_entries, forms.item_of_row).reshape(-1, q + 1)
         arrays["level_offsets_error"] = by_form[: len(of_planes), -1]
+        n_entries = len(of_planes) * (q + 1)
+        of_plane = [all_entries[k : n_entries : q + 1] for k in range(q + 1)]
+        covariances["plane"] = compute_joint(of_plane, by_form[: len(of_planes)])
         if kind == "nominal":
             arrays["level_weights_error"] = by_form[: len(of_planes), :-1]
         if params.items.deviations is not None:
             of_spreads = by_form[len(of_planes) + 1 :: 2, -1]
             arrays["deviations_error"] = params.items.deviations * of_spreads
     if q > 1:
-        return arrays, np.flatnonzero(is_missing)
+        return arrays, np.flatnonzero(is_missing), covariances
     # The derivatives of −b / w.
     flat, slopes = params.get_level_items(kind).to_forms().reshape(-1), params.weights[:, 0]
     slopes = np.where(slopes == 0, np.finfo(float).tiny, slopes)
@@ -436,7 +457,7 @@ def _collect_item_errors(
     if kind != "nominal" and params.n_levels is not None:
         own = differentiate_ratio(map_to_thresholds(forms, kind), of_planes)
         arrays["level_difficulty_error"] = compute_errors(own, of_planes)
-    return arrays, np.flatnonzero(is_missing)
+    return arrays, np.flatnonzero(is_missing), covariances
 
 
 def _differentiate_origin(design: FitDesign, params: LatentTraitParams) -> Array:

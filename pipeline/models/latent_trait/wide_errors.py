@@ -101,11 +101,13 @@ class ItemCovariance(NamedTuple):
         """Return the covariance of linear functions of the estimates, (n, p)."""
         return self._replace(blocks=linear @ self.blocks @ linear.T, factors=linear @ self.factors)
 
-    def compute_variances(self, linear: scipy.sparse.csr_array) -> Array:
-        """Return the variances of linear functions of the estimates, (n, p)."""
-        own = linear.multiply(linear @ self.blocks).sum(axis=1)
-        along = linear @ self.factors
-        return np.asarray(own + np.einsum("ik,kl,il->i", along, self.core, along, optimize=True))
+    def compute_covariances(
+        self, left: scipy.sparse.csr_array, right: scipy.sparse.csr_array
+    ) -> Array:
+        """Return the covariances of linear functions of the estimates, (n, p) each, in pairs."""
+        own = left.multiply(right @ self.blocks).sum(axis=1)
+        parts = left @ self.factors, self.core, right @ self.factors
+        return np.asarray(own + np.einsum("ik,kl,il->i", *parts, optimize=True))
 
     def take_blocks(self, places: Indices) -> Array:
         """Return the covariances of sets of estimates, (n_sets, size) → (n_sets, size, size)."""
