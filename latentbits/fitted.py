@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -354,6 +354,7 @@ class Fitted(ResultDisplayMixin):
         label: str | None = None,
         names: str | None = None,
         image_shape: str | None = None,
+        features: Sequence[str] = (),
     ) -> ReportPage:
         """Make the report: findings, figures and tables. It needs the extra `report`.
 
@@ -368,6 +369,9 @@ class Fitted(ResultDisplayMixin):
             Column that names the rows.
         image_shape
             HEIGHTxWIDTH of images; not needed if features are named r0c0, r0c1, ….
+        features
+            Names or patterns of the features whose curves, or lines of probability ½, are drawn
+            over one or two components; by default those that divide the rows most.
 
         Returns
         -------
@@ -379,7 +383,8 @@ class Fitted(ResultDisplayMixin):
         ValueError
             If the features differ, a column is missing, or the extra is not installed.
         """
-        options = {"label": label, "names": names, "image_shape": image_shape}
+        own = (features,) if isinstance(features, str) else tuple(features)
+        options = {"label": label, "names": names, "image_shape": image_shape, "features": own}
         return make_report_page(build_report(self._to_loaded_model(), data, **options))
 
     def _to_loaded_model(self) -> LoadedModel[Artifact]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from flows.cli.options import DATA, OUTPUT, ArtifactPath, Option, Overwrite, Repeatable
@@ -14,6 +14,8 @@ from pipeline.errors import FitError
 from pipeline.inference.orientation import parse_poles
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
+from storage.sources.base import choose_features
+from storage.sources.value_codes import ReadOptions
 from storage.stores.locations import AnyPath, check_target_file, parse_path
 
 REPORT_FILE = "report.html"
@@ -28,6 +30,7 @@ class FigureOptions:
     label: str | None = None
     names: str | None = None
     orient: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
 
 
 DEFAULT_FIGURE_OPTIONS = FigureOptions()
@@ -77,12 +80,23 @@ class ReportOptions:
             "position on component 1, or with NAME=-2 a negative one on component 2. Repeatable.",
         ),
     ] = ()
+    features: Annotated[
+        Repeatable,
+        Option(
+            group=DATA,
+            show_default=False,
+            metavar="NAME",
+            help="Features, or patterns such as 'vote*', whose curves or lines are drawn over one "
+            "or two components. Repeatable. [default: those that divide the rows most]",
+        ),
+    ] = ()
     overwrite: Overwrite = False
 
     @property
     def figure_options(self) -> FigureOptions:
         """Options of the figures."""
-        return FigureOptions(self.dataset, self.image_shape, self.label, self.names, self.orient)
+        own = (self.dataset, self.image_shape, self.label, self.names, self.orient)
+        return FigureOptions(*own, self.features)
 
 
 @dataclass(frozen=True)
@@ -150,6 +164,12 @@ def make_report_inputs(
         if options.names is not None:
             dataset.check_columns([options.names])
     parse_poles(options.orient, fitted.artifact.manifest["n_components"])
+    if options.orient and "anchors" in fitted.artifact.manifest:
+        raise FitError("The anchors of the fit choose the signs. Leave out {orient}.")
+    if options.features:
+        wishes = ReadOptions(features=tuple(options.features))
+        chosen, _ = choose_features("the fit", fitted.feature_names, wishes, ())
+        options = replace(options, features=chosen)
     return ReportInputs(fitted, layout, dataset, options, (note,) if note else ())
 
 

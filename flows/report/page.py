@@ -205,9 +205,12 @@ def _iter_row_figures(
     used = (inputs.used_columns, inputs.weight_columns)
     labels = choose_labels(coded, dataset.segment_names, inputs.options.label, *used)
     if not isinstance(fitted.model, IsMixture) or coded.codes.shape[1] > 1:  # else, codes are 1
-        yield from plot_latent_space(fitted, coded, labels, inputs.layout)
+        chosen = inputs.options.features
+        yield from plot_latent_space(fitted, coded, labels, inputs.layout, chosen)
         if names is not None and len(coded.codes) <= MAX_NAMED_ROWS:
-            yield from plot_positions(coded, names, labels)
+            has_scale = "trait_mean" in fitted.artifact  # else, anchors had no effect
+            anchors = fitted.artifact.manifest.get("anchors", {}) if has_scale else {}
+            yield from plot_positions(coded, names, labels, anchors)
         yield from plot_correlations(fitted.artifact, coded, correlations, inputs.layout)
     if sample.pairs is not None and len(sample.pairs.z):
         yield plot_calibration(sample, sample.pairs)

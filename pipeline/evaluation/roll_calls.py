@@ -105,10 +105,10 @@ def describe_roll_calls(
     has_rows = counts.n_rows <= MAX_DESCRIBED_ROWS
     score = partial(_score_block, subject, features, majority, RowRandom(seed), has_rows)
     sums = collect_statistics(score, rows, executor, "roll calls", progress=progress).values
-    totals = _describe(*sums["counts"].sum(axis=0).tolist(), float(sums["nats"].sum()))
+    totals = _describe(sums["counts"].sum(axis=0).tolist(), float(sums["nats"].sum()))
     names = [(f.name, f.levels or ("0", "1")) for f in features]
     by_feature = [
-        {"feature": name, "majority": levels[k], **_describe(*own, nats)}
+        {"feature": name, "majority": levels[k], **_describe(own, nats)}
         for (name, levels), k, own, nats in zip(
             names, majority.tolist(), sums["counts"].tolist(), sums["nats"].tolist(), strict=True
         )
@@ -169,8 +169,9 @@ def _score_part(
     return _VoteSums(block.n_samples, block.n_samples, 0.0, values)
 
 
-def _describe(votes: int, minority: int, errors: int, nats: float) -> dict[str, Any]:
-    """Describe votes, given the sum of −log P(vote)."""
+def _describe(counts: Sequence[int], nats: float) -> dict[str, Any]:
+    """Describe votes, given their number, the minority, the errors, and the sum of −log P(vote)."""
+    votes, minority, errors = counts
     return {
         "votes": votes,
         "minority": minority,
@@ -188,7 +189,7 @@ def _describe_rows(
     order = np.argsort(sums["rows"])
     rows, counts, nats = (sums[name][order].tolist() for name in _BY_ROW)
     return [
-        {"row": row, "name": names.get(row), **_describe(*own, loss)}
+        {"row": row, "name": names.get(row), **_describe(own, loss)}
         for row, own, loss in zip(rows, counts, nats, strict=True)
     ]
 

@@ -29,7 +29,10 @@ from flows.report.figures.marks import (
 from flows.report.figures.row_plots import (
     ColourLabels,
     choose_names_with_room,
+    describe_rows,
     group_rows_by_label,
+    has_too_many_labels,
+    mark_rows,
     plot_plane,
     plot_strip,
 )
@@ -58,11 +61,16 @@ _VERTICAL_WEIGHT = 3.0  # names are wide, so vertical distances count three time
 
 
 def plot_latent_space(
-    fitted: LoadedModel, coded: CodedRows, labels: ColourLabels | None, layout: ImageLayout | None
+    fitted: LoadedModel,
+    coded: CodedRows,
+    labels: ColourLabels | None,
+    layout: ImageLayout | None,
+    chosen: Sequence[str] = (),
 ) -> Iterator[Figure]:
     """Plot the codes of rows, then the features that the model expects at such codes.
 
-    `labels` colours the rows; `layout` has the positions of features that are pixels.
+    `labels` colours the rows; `layout` has the positions of features that are pixels. Curves and
+    lines are of the `chosen` features, or else of those that divide the rows most.
     """
     n_components = coded.codes.shape[1]
     if n_components > 1 and _is_compositional(coded.codes):
@@ -75,7 +83,7 @@ def plot_latent_space(
         return
     if n_components == 1:
         z, P = _reconstruct_over_component(fitted, coded)
-        yield _plot_item_curves(fitted, z, P)
+        yield _plot_item_curves(fitted, z, P, _choose_planes(fitted, coded, chosen), not chosen)
         if not are_binary(fitted.dataset_features):
             yield from plot_level_curves(fitted, z, P)
         # For items of one trait, unless all their weights are unbounded.
@@ -83,10 +91,27 @@ def plot_latent_space(
             yield _plot_information(fitted, coded)
     elif n_components == 2 and not _is_compositional(coded.codes):
         has_numbers = bool(find_continuous(fitted.features))
-        if layout is not None and not has_numbers:
+        if layout is not None and not has_numbers and not chosen:
             yield _plot_image_grid(fitted, coded, layout)
         else:
-            yield _plot_item_lines(fitted, coded)
+            planes = _choose_planes(fitted, coded, chosen)
+            yield _plot_item_lines(fitted, coded, labels, planes, not chosen)
+
+
+def _choose_planes(
+    fitted: LoadedModel, coded: CodedRows, chosen: Sequence[str]
+) -> NDArray[np.intp]:
+    """Return the planes to draw: those of chosen features, or those that divide the rows most.
+
+    The latter have the largest variance of P(1) between the rows, the largest first.
+    """
+    if chosen:
+        features = fitted.features
+        owners = np.repeat([f.name for f in features], [f.n_planes for f in features])
+        return np.flatnonzero(np.isin(owners, chosen))
+    model = check_can_reconstruct(fitted.model)
+    spread = model.reconstruct(fitted.params, coded.codes).var(axis=0)
+    return np.argsort(-spread, kind="stable")[:_MAX_LINES]
 
 
 def _is_compositional(codes: Array) -> bool:
@@ -148,9 +173,11 @@ def _plot_information(fitted: LoadedModel, coded: CodedRows) -> Figure:
     return Figure("Information over the component", alt, plot, note=note, hint=hint, keys=keys)
 
 
-def _plot_item_curves(fitted: LoadedModel, z: Array, P: Array) -> Figure:
-    """Plot P(x_i = 1) over the component, (n_grid, n), for the features that change most."""
-    shown = np.sort(np.argsort(-np.ptp(P, axis=0), kind="stable")[:_MAX_LINES])
+def _plot_item_curves(
+    fitted: LoadedModel, z: Array, P: Array, planes: NDArray[np.intp], is_default: bool
+) -> Figure:
+    """Plot P(x_i = 1) over the component, (n_grid, n), for some planes."""
+    shown = np.sort(planes)
     names, probabilities = [fitted.plane_names[i] for i in shown], P[:, shown]
     curves, keys, hint = _plot_curves(z, probabilities, names)
     probability, meaning, noun = "P(feature = 1)", "1", "features"
@@ -162,8 +189,10 @@ def _plot_item_curves(fitted: LoadedModel, z: Array, P: Array) -> Figure:
     alt = f"Probability of {meaning} over component 1, of {len(shown)} {noun}: "
     alt += f"{join_names(names)}."
     n_features = P.shape[1]
-    is_part = len(shown) < n_features
-    note = f"{len(shown)} of {n_features:,} {noun}, those that change most." if is_part else ""
+    note = ""
+    if len(shown) < n_features:
+        which = ", those that divide the rows most" if is_default else ""
+        note = f"{len(shown)} of {n_features:,} {noun}{which}."
     return Figure("Features over the component", alt, plot, note=note, hint=hint, keys=keys)
 
 
@@ -202,28 +231,40 @@ def _make_plane_grid(coded: CodedRows, n: int) -> tuple[Array, Array, Array]:
     return x, y, np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2)
 
 
-def _plot_item_lines(fitted: LoadedModel, coded: CodedRows) -> Figure:
-    """Plot the lines on which features are 1 with probability ½."""
+def _plot_item_lines(
+    fitted: LoadedModel,
+    coded: CodedRows,
+    labels: ColourLabels | None,
+    planes: NDArray[np.intp],
+    is_default: bool,
+) -> Figure:
+    """Plot the lines on which some planes are 1 with probability ½, over the rows."""
     x, y, points = _make_plane_grid(coded, _GRID_SIZE)
     probabilities = check_can_reconstruct(fitted.model).reconstruct(fitted.params, points)
-    grids = probabilities.T.reshape(-1, _GRID_SIZE, _GRID_SIZE)
-    dots = PointMarks(coded.codes[:, 0], coded.codes[:, 1], COLOURS[5], size=3, opacity=0.5)
-    line_marks, names = mark_even_odds_lines(x, y, grids, fitted.plane_names)
+    grids = probabilities[:, planes].T.reshape(-1, _GRID_SIZE, _GRID_SIZE)
+    labels = None if has_too_many_labels(labels) else labels
+    colour, shown = COLOURS[1] if labels is None else GREY, [fitted.plane_names[i] for i in planes]
+    line_marks, names = mark_even_odds_lines(x, y, grids, shown, colour)
+    groups, ramp = group_rows_by_label(labels, len(coded.codes))
+    dots = [mark_rows(coded.codes[g.rows], describe_rows(coded, g.rows), g.key)[0] for g in groups]
     axes = make_axis(x[0], x[-1], "component 1"), make_axis(y[0], y[-1], "component 2")
     one, it, noun = "a feature is 1", "1 is", "features"
     if not are_binary(fitted.dataset_features):
         one, it, noun = "a level or a higher one is reached", "it is", "levels"
     note = (
         f"On its line, {one} with probability ½; its name is on the side where {it} more likely. "
-        "Dots are rows."
+        "Marks are rows."
     )
-    if len(names) < len(grids):
-        note += f" {len(names):,} of {len(grids):,} {noun} have a line here."
+    if len(names) < (n_all := probabilities.shape[1]):
+        which = ", of those that divide the rows most" if is_default else ""
+        note += f" {len(names):,} of {n_all:,} {noun} have a line here{which}."
     alt = f"Lines on which {one} with probability ½, over {len(coded.codes):,} rows: "
     alt += f"{join_names(names)}." if names else "none."
     hint = "Point at a line for its name."
-    plot = Plot(*axes, (dots, *line_marks))
-    return Figure("Features in latent space", alt, plot, note=note, hint=hint)
+    plot = Plot(*axes, (*line_marks[:1], *dots, *line_marks[1:]))
+    keys = () if ramp or labels is None else tuple(group.key for group in groups)
+    title = "Features in latent space"
+    return Figure(title, alt, plot, note=note, hint=hint, keys=keys, ramp=ramp)
 
 
 def _plot_image_grid(fitted: LoadedModel, coded: CodedRows, layout: ImageLayout) -> Figure:
@@ -308,12 +349,12 @@ def _choose_pairs(z: NDArray[np.float64]) -> NDArray[np.intp]:
 
 
 def mark_even_odds_lines(
-    x: Array, y: Array, probabilities: Array, names: Sequence[str]
+    x: Array, y: Array, probabilities: Array, names: Sequence[str], colour: str = COLOURS[1]
 ) -> tuple[list[Mark], list[str]]:
     """Draw the lines with probability ½, with their names if there is room.
 
-    Arguments are those of `find_even_odds_lines` and the names of the features. Returns the marks,
-    and the names of the features with a line, steepest first.
+    Arguments are those of `find_even_odds_lines`, the names of the features and their colour.
+    Returns the marks, and the names of the features with a line, steepest first.
     """
     lines = find_even_odds_lines(x, y, probabilities)[:_MAX_LINES]
     shown = [names[line.feature] for line in lines]
@@ -324,7 +365,7 @@ def mark_even_odds_lines(
         chosen = choose_names_with_room(places, shown, x[-1] - x[0])
         across, up = places[chosen].T
         texts = [shown[k] for k in chosen]
-        marks.append(TextMarks(across, up, texts, [COLOURS[1]] * len(chosen)))
+        marks.append(TextMarks(across, up, texts, [colour] * len(chosen)))
     return marks, shown
 
 

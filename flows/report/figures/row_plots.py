@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,7 +74,7 @@ def _scatter_rows(
     written_labels = labels if has_too_many_labels(labels) else None
     groups, ramp = group_rows_by_label(None if written_labels else labels, len(points))
     placed_marks = [
-        mark_rows(points[group.rows], _describe_rows(coded, group.rows), group.key)
+        mark_rows(points[group.rows], describe_rows(coded, group.rows), group.key)
         for group in groups
     ]
     if written_labels:
@@ -103,12 +104,16 @@ def _scatter_rows(
 
 
 def plot_positions(
-    coded: CodedRows, names: ColourLabels, labels: ColourLabels | None
+    coded: CodedRows,
+    names: ColourLabels,
+    labels: ColourLabels | None,
+    anchors: Mapping[str, Sequence[float]] = MappingProxyType({}),
 ) -> Iterator[Figure]:
     """Plot the positions of named rows on the leading components, sorted, with 95 % intervals.
 
-    Positions have mean 0 and standard deviation 1 over the rows. `labels` colours the rows. Many
-    rows are divided into several figures with the same axes.
+    Positions have mean 0 and standard deviation 1 over the rows, or the scale of `anchors`, the
+    positions of rows by name. `labels` colours the rows. Many rows are divided into several figures
+    with the same axes.
     """
     if has_too_many_labels(labels) or (labels and labels.name == names.name):
         labels = None
@@ -118,7 +123,9 @@ def plot_positions(
         codes = coded.codes[:, k]
         if (scale := float(codes.std())) == 0:
             continue
-        positions = (codes - codes.mean()) / scale
+        is_anchored = any(len(position) > k for position in anchors.values())
+        middle, scale = (0.0, 1.0) if is_anchored else (float(codes.mean()), scale)
+        positions = (codes - middle) / scale
         reach = _NORMAL_QUANTILE * np.sqrt(coded.variances[:, k]) / scale
         ends = np.stack([positions - reach, positions + reach], axis=1)
         order = np.argsort(-positions, kind="stable")
@@ -126,6 +133,9 @@ def plot_positions(
         x = fit_axis(np.concatenate([positions, ends.ravel()]), f"position on component {k + 1}")
         title = f"Positions on component {k + 1}"
         note = f"Positions have mean 0 and standard deviation 1 over the {len(codes):,} rows shown."
+        if is_anchored:
+            fixed = (f"{name} = {position[k]:g}" for name, position in anchors.items())
+            note = f"Positions are on the scale of the anchors, {', '.join(fixed)}."
         note += " Lines are 95 % intervals." if np.isfinite(ends).any() else ""
         for number, page in enumerate(pages, start=1):
             part = f", part {number} of {len(pages)}" if len(pages) > 1 else ""
@@ -228,7 +238,7 @@ def mark_rows(points: Array, facts: HoverFacts, key: LegendKey) -> tuple[Mark, A
     return PointMarks(x, y, key.colour, key.marker, sizes, 0.7, mark_facts), places
 
 
-def _describe_rows(coded: CodedRows, rows: NDArray[np.intp]) -> HoverFacts:
+def describe_rows(coded: CodedRows, rows: NDArray[np.intp]) -> HoverFacts:
     """Return the number (from 1), segment and per-row columns of rows, as texts."""
     facts: list[tuple[str, NDArray[Any]]] = [("row", coded.rows + 1)]
     if len(set(coded.segments)) > 1:

@@ -408,9 +408,9 @@ def _collect_item_errors(
     def compute_joint(columns: list[Matrix], errors: Array) -> Array:
         """Return the covariances of linear functions, given their errors, (n, n_columns) both."""
         free = [column @ J for column in columns]
-        joint = [[covariance.compute_covariances(a, b) for b in free] for a in free]
+        joint = np.array([[covariance.compute_covariances(a, b) for b in free] for a in free])
         has_error = errors > 0
-        joint = np.where(has_error[:, :, None] & has_error[:, None], np.moveaxis(joint, 2, 0), 0.0)
+        joint = np.where(has_error[:, :, None] & has_error[:, None], joint.transpose(2, 0, 1), 0.0)
         is_missing = np.isnan(errors)
         return np.where(is_missing[:, :, None] | is_missing[:, None], np.nan, joint)
 

@@ -132,3 +132,46 @@ def test_components_whose_sign_has_a_meaning_are_not_reversed(tmp_path: Path) ->
     artifact = write_fit(tmp_path / "f", model, dataset)
     with pytest.raises(FitError, match="has a meaning"):
         drawn(artifact, orient=("f0=+1",))
+
+
+def test_cutting_lines_are_those_of_the_chosen_features(tmp_path: Path) -> None:
+    X, _ = draw_probit_rows(90, 12, 2, seed=1)
+    dataset = write_arrays(tmp_path / "d.zarr", X, columns={"party": PARTY, "name": NAMES})
+    model = find_models()["latent-trait"](n_components=2, tol=1e-3, errors="none")
+    artifact = write_fit(tmp_path / "f", model, dataset)
+    for chosen, shown in (
+        (("f1", "f1?"), ["f1", "f10", "f11"]),
+        ((), [f"f{k}" for k in range(12)]),
+    ):
+        report = drawn(artifact, features=chosen)
+        (figure,) = (f for f in report.figures if f.title == "Features in latent space")
+        assert figure.plot is not None
+        assert [key.name for key in figure.keys] == ["left", "right"]
+        lines, *dots, _ = figure.plot.marks
+        assert isinstance(lines, LineMarks)
+        assert sum(len(own.x) for own in dots if isinstance(own, PointMarks)) <= 90
+        params = report.fitted.params
+        names = dict(lines.facts)["feature"]
+        assert set(names) <= set(shown)
+        for name, points in zip(names, lines.points, strict=True):
+            item = int(name[1:])
+            even = points @ params.weights[item] + params.offsets[item]
+            np.testing.assert_allclose(even, 0, atol=0.02)
+    with pytest.raises(ValueError, match="no feature 'f99'"):
+        drawn(artifact, features=("f99",))
+
+
+def test_positions_keep_the_scale_of_anchors(tmp_path: Path) -> None:
+    X, _ = draw_probit_rows(90, 12, 1, seed=1)
+    dataset = write_arrays(tmp_path / "d.zarr", X, columns={"name": NAMES})
+    settings = {"components": 1, "tol": 1e-3, "errors": "none"}
+    anchors = {"member 1": 1, "member 2": -1}
+    fitted = lb.fit(dataset, "latent-trait", anchors=anchors, **settings)
+    fitted.save(tmp_path / "f")
+    report = drawn(tmp_path / "f")
+    found = positions(report)
+    assert [found[name][0] for name in anchors] == pytest.approx([1, -1], abs=1e-5)
+    (note, *_) = (f.note for f in report.figures if f.title.startswith("Positions"))
+    assert "scale of the anchors, member 1 = 1, member 2 = -1" in note
+    with pytest.raises(FitError, match="anchors of the fit choose the signs"):
+        drawn(tmp_path / "f", orient=("member 1=-1",))
