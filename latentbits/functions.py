@@ -683,8 +683,9 @@ def evaluate(
             found["reliability"] = describe_reliability(own_rows, *described, executor, show)
         if roll_calls:
             check_has_levels(dataset, "roll_calls")
-            described = (list_features(dataset), make_row_source(dataset, split), split)
-            found["roll_calls"] = describe_roll_calls(subject, dataset, *described, *run)
+            all_rows = make_row_source(dataset, split)
+            own_data = (dataset, list_features(dataset), all_rows, split)
+            found["roll_calls"] = describe_roll_calls(subject, *own_data, *run)
         if covariates:
             own = (covariates, correction, reference)
             found["regression"] = _regress_classes(fitted, subject, dataset, split, *own, *run)

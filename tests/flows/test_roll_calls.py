@@ -13,7 +13,12 @@ from tests.support.data import draw_probit_rows, write_arrays
 
 N_ROWS, N_VOTES = 90, 7
 NAMES = np.array([f"member {k}" for k in range(N_ROWS)], object)
-SETTINGS = {"components": 1, "tol": 1e-3, "errors": "none", "constant_features": "keep"}
+SETTINGS: dict[str, Any] = {
+    "components": 1,
+    "tol": 1e-3,
+    "errors": "none",
+    "constant_features": "keep",
+}
 
 
 def draw_votes() -> tuple[np.ndarray, np.ndarray]:
@@ -27,7 +32,7 @@ def draw_votes() -> tuple[np.ndarray, np.ndarray]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("roll_calls")
     X, observed = draw_votes()
-    arguments = {"columns": {"name": NAMES}, "words_per_chunk": 1}
+    arguments: dict[str, Any] = {"columns": {"name": NAMES}, "words_per_chunk": 1}
     dataset = write_arrays(folder / "d.zarr", X, observed.astype(np.uint8), **arguments)
     lb.fit(dataset, "latent-trait", **SETTINGS).save(folder / "fit")
     return folder

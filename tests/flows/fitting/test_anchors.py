@@ -15,7 +15,7 @@ from tests.support.data import draw_probit_rows
 
 N_ROWS, N_ITEMS = 60, 8
 NAMES = [f"member {k}" for k in range(N_ROWS - 2)] + ["NA", "Smith, John"]
-SETTINGS = {"components": 1, "tol": 1e-4, "prior_precision": 0.5}
+SETTINGS: dict[str, Any] = {"components": 1, "tol": 1e-4, "prior_precision": 0.5}
 ANCHORS = {"member 3": 2.0, "Smith, John": -1.0}
 
 
@@ -93,7 +93,8 @@ def test_a_fit_with_anchors_is_saved_and_continued(
         np.testing.assert_array_equal(get_named_arrays(loaded.params)[name][1], values)
     codes = lb.transform(loaded, votes)["mean"]
     np.testing.assert_allclose(codes[find("member 3")], [[2.0]], atol=1e-6)
-    state = plain.model.warm_start(_start(plain, votes), anchored.params)
+    model: Any = plain.model
+    state = model.warm_start(_start(plain, votes), anchored.params)
     np.testing.assert_allclose(
         np.abs(state.params.weights), np.abs(plain.params.weights), rtol=1e-6
     )
@@ -142,6 +143,7 @@ def test_anchors_at_one_position_have_no_effect(votes: lb.Dataset) -> None:
 
 def test_levels_groups_and_several_traits_move(votes: lb.Dataset) -> None:
     graded = make_votes(levels=2)
+    own: dict[str, Any]
     for data, own in (
         (graded, SETTINGS),
         (graded, {**SETTINGS, "items": "partial-credit"}),

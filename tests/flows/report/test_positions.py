@@ -164,7 +164,7 @@ def test_cutting_lines_are_those_of_the_chosen_features(tmp_path: Path) -> None:
 def test_positions_keep_the_scale_of_anchors(tmp_path: Path) -> None:
     X, _ = draw_probit_rows(90, 12, 1, seed=1)
     dataset = write_arrays(tmp_path / "d.zarr", X, columns={"name": NAMES})
-    settings = {"components": 1, "tol": 1e-3, "errors": "none"}
+    settings: dict[str, Any] = {"components": 1, "tol": 1e-3, "errors": "none"}
     anchors = {"member 1": 1, "member 2": -1}
     fitted = lb.fit(dataset, "latent-trait", anchors=anchors, **settings)
     fitted.save(tmp_path / "f")
