@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.features import Feature, are_binary, find_continuous, find_first_planes
+from pipeline.data.features import Feature, are_binary, find_first_planes
 from pipeline.errors import FitError, FitWarning
 from pipeline.models.latent_trait.asymptotes import check_asymptotes
 from pipeline.models.latent_trait.group_design import find_free_items
@@ -44,18 +44,21 @@ def adapt_to_structure(model: Any, structure: Structure) -> Any:
         _check_levels(model, structure)
     if structure.pattern is not None:
         model = _adapt_to_pattern(model, structure, structure.pattern)
-    what = _name_structure(structure)
+    what, has_pattern = _name_structure(structure), structure.pattern is not None
     is_reduced = is_binary and reduce_pattern(structure, model.correlations) is not None
     q = model.n_components
-    if what and not is_reduced and (q or MAX_COMPONENTS + 1) > MAX_COMPONENTS:
+    if what and not has_pattern and (q or MAX_COMPONENTS + 1) > MAX_COMPONENTS:
         raise FitError(
             f"{{{what}}} needs 1 to {MAX_COMPONENTS} components. Set {{components=1}}.",
             parameter="components",
         )
-    if model.estimator not in ("auto", "quadrature"):
+    allowed = ["auto", "quadrature"]
+    if not is_reduced and (has_pattern or not what):
+        allowed.append("ep")
+    if model.estimator not in allowed:
         raise FitError(
             f"{{{what}}} cannot be combined with {{estimator={model.estimator}}}. It needs "
-            "{estimator=quadrature}.",
+            f"{' or '.join(f'{{estimator={name}}}' for name in allowed[1:])}.",
             parameter="estimator",
         )
     if structure.known_items is not None:
@@ -67,7 +70,8 @@ def adapt_to_structure(model: Any, structure: Structure) -> Any:
         check_free_items(model.free, structure.feature_names, known)
     find_free_items(model.free, structure.feature_names)
     # `quadrature` is for up to 3 components, and a pattern may have more.
-    return replace(model, estimator="auto" if is_reduced else "quadrature")
+    estimator = "ep" if model.estimator == "ep" or (q or 1) > MAX_COMPONENTS else "quadrature"
+    return replace(model, estimator="auto" if is_reduced else estimator)
 
 
 def _select_last_forms(structure: Structure) -> Any:
@@ -112,7 +116,7 @@ def _check_levels(model: Any, structure: Structure) -> None:
     """Refuse settings that items with several levels, or continuous, do not have."""
     for name in ("guessing", "slipping", "estimator"):
         value = getattr(model, name)
-        if value not in (getattr(type(model), name), "quadrature"):
+        if value not in (getattr(type(model), name), "quadrature", "ep"):
             raise FitError(
                 f"{{{name}={value}}} cannot be combined with features that have several levels or "
                 "are continuous yet. Leave it out, or cut the features in two by "
@@ -126,20 +130,8 @@ def _check_levels(model: Any, structure: Structure) -> None:
             "out, or choose graded or partial-credit items.",
             parameter="pattern",
         )
-    if pattern is not None and (q := len(pattern.traits)) > MAX_COMPONENTS:
-        raise FitError(
-            f"{{pattern}} has {q} traits, but features that have several levels or are "
-            f"continuous take at most {MAX_COMPONENTS}. {_suggest_remedy(model, structure)}",
-            parameter="pattern",
-        )
     if pattern is not None and model.items == "rating-scale":
         _check_rating_scale(pattern, structure.features)
-    if pattern is None and (model.n_components or 1) > MAX_COMPONENTS:
-        raise FitError(
-            f"{{components}} is {model.n_components}, but features with several levels take at "
-            f"most {MAX_COMPONENTS}.",
-            parameter="components",
-        )
     if model.items == "rating-scale" and model.equal_slopes == "no" and pattern is None:
         raise FitError(
             "Items of a rating scale have the same slope. Set {equal_slopes=yes}.",
@@ -186,19 +178,6 @@ def _adapt_to_pattern(model: Any, structure: Structure, pattern: LoadingPattern)
                 parameter=name,
             )
     correlations = _choose_correlations(model, pattern)
-    if (q := len(pattern.traits)) > MAX_COMPONENTS and correlations == "free":
-        raise FitError(
-            f"{{pattern}} has {q} traits, but only up to {MAX_COMPONENTS} can be correlated. "
-            f"{_suggest_remedy(model, structure)}",
-            parameter="pattern",
-        )
-    if q > MAX_COMPONENTS and reduce_pattern(structure, correlations) is None:
-        raise FitError(
-            f"{{pattern}} has {q} traits, but is not a bifactor pattern, and at most "
-            f"{MAX_COMPONENTS} other traits can be fitted. Let each item load on at most one trait "
-            "besides one or two general ones.",
-            parameter="pattern",
-        )
     if correlations == "free" and structure.groups and model.traits != "free":
         raise FitError(
             f"{{traits={model.traits}}} cannot be combined with {{group}} and correlated traits. "
@@ -216,20 +195,6 @@ def _choose_correlations(model: Any, pattern: LoadingPattern) -> str:
     if model.correlations != "auto":
         return str(model.correlations)
     return "none" if (pattern.slopes >= 0).all(axis=0).any() else "free"
-
-
-def _suggest_remedy(model: Any, structure: Structure) -> str:
-    """Return all steps together with which a pattern of too many traits can be fitted."""
-    assert structure.pattern is not None
-    steps = []
-    if not are_binary(structure.features):
-        steps.append("cut the features in two by {cut=NAME>=VALUE}")
-    if _choose_correlations(model, structure.pattern) == "free":
-        steps.append("set {correlations=none}")
-    is_enough = reduce_pattern(structure, "none") is not None
-    if not is_enough or find_continuous(structure.features):
-        return f"Fit up to {MAX_COMPONENTS} of them at a time."
-    return f"Fit up to {MAX_COMPONENTS} of them at a time, or {' and '.join(steps)}."
 
 
 def reduce_pattern(structure: Structure, correlations: str) -> TraitBlocks | None:

@@ -6,7 +6,7 @@ integrator          rows
 shared nodes        all have the same nodes; rows that these do not suit have their own
 own nodes           complete rows of binary items use a lattice, others nodes centred at each
 bifactor            binary items of a bifactor pattern: one integral for each block of items
-sites               expectation propagation for binary items
+sites               expectation propagation
 variational         the bound of binary items
 ==================  ============================================================================
 
@@ -41,6 +41,7 @@ from pipeline.numerics.logistic.categories.curves import LevelItems
 from pipeline.numerics.logistic.categories.e_step import LevelStatistics, sum_level_statistics
 from pipeline.numerics.logistic.categories.row_posteriors import SharedNodes
 from pipeline.numerics.logistic.categories.scores import LevelSums, RowRegression
+from pipeline.numerics.logistic.categories.sites import sum_site_statistics
 from pipeline.numerics.logistic.centred_nodes import CENTRED_NODES_PER_AXIS, centred_e_step
 from pipeline.numerics.logistic.latent_nodes import Nodes, check_nodes, node_statistics
 from pipeline.numerics.logistic.lattice_nodes import MAX_MEAN_REACH, lattice_e_step
@@ -100,8 +101,12 @@ def _run_on_level_nodes(
 ) -> Sums:
     (X, observed), row_weights = unpack_answers(params, block), block.row_weights
     row_means = None if regression is None else regression.means
-    nodes = get_shared_nodes(working)
-    found = sum_level_statistics(X, observed, items, nodes, row_weights, row_means)
+    if "by_sites" in working:
+        rows = X, observed, items, working["line"]
+        found = sum_site_statistics(*rows, row_weights, row_means)
+    else:
+        nodes = get_shared_nodes(working)
+        found = sum_level_statistics(X, observed, items, nodes, row_weights, row_means)
     values = {
         **found.sums._asdict(),
         "peak": np.array(found.peak),

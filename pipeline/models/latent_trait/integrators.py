@@ -59,6 +59,12 @@ from pipeline.numerics.logistic.categories.scores import (
     list_form_places,
     sum_block_scores,
 )
+from pipeline.numerics.logistic.categories.sites import (
+    compute_site_posterior,
+    list_sites,
+    sample_log_likelihood,
+    score_site_rows,
+)
 from pipeline.numerics.logistic.centred_points import (
     TraitItems,
     posterior_by_sampling,
@@ -84,6 +90,7 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 _NANOSECONDS = 60.0  # per level and point of a row, of scores of many items
+_SITE_NANOSECONDS = 100.0  # per node and site of a row, of all rounds
 
 
 def estimate_integrator(
@@ -107,6 +114,12 @@ def estimate_integrator(
             by_row += share * estimate_bifactor_scores(*items, blocks)
             n_sums += 2 * (n_columns * (q + 1)) ** 2
         return WorkEstimate(by_row, 8 * n_sums * n_groups, shared)
+    if "line" in working:
+        n_sites = len(list_sites(LevelItems.from_binary(*items)))
+        nanoseconds = len(working["line"]) * (_SITE_NANOSECONDS * n_sites + 3 * n_columns)
+        n_sums = 2 * n_columns * (len(working["line"]) + q**2)
+        n_sums += n_columns * n_columns * (q + 1) ** 2 if share else 0
+        return WorkEstimate(nanoseconds, 8 * n_sums * n_groups, FIXED_NANOSECONDS if share else 0)
     n_nodes = len(working["points"])
     nanoseconds = (3 + 0.3 * n_nodes) * n_columns + 15 * n_nodes + 500
     n_sums = 2 * n_columns * n_nodes
@@ -179,6 +192,8 @@ def sum_information(
             return _sum_only_scores(sample, items, working, block, jacobian)
         objective = run_e_step(params, items, working, block, regression).objective
         posterior, nodes = _integrate_binary_rows(sample, items, working)
+    elif "by_sites" in working:
+        return _sum_only_scores(sample.take_rows(is_taken), items, working, block, jacobian)
     else:
         shared = get_shared_nodes(working)
         row_means = None if regression is None else regression.means
@@ -228,7 +243,11 @@ def _sum_only_scores(
 ) -> Sums:
     """Sum the products of scores by expectation propagation, unless the fit has too many items."""
     values: dict[str, NDArray[Any]] = {"weight_informing": np.array(sample.weight)}
-    if "directions" not in working:
+    if "directions" not in working and "line" in working:
+        scores = score_site_rows(sample.X, sample.observed, items, jacobian, working["line"])
+        weighted = scores if sample.row_weights is None else sample.row_weights[:, None] * scores
+        values["products"] = weighted.T @ scores
+    elif "directions" not in working:
         forms = items.weights, items.offsets
         products = sum_ep_score_products(sample.X, sample.observed, *forms, sample.row_weights)
         values["products"] = np.asarray(jacobian.T @ (jacobian.T @ products).T)
@@ -278,7 +297,7 @@ def integrate_rows(
     if params.weights.shape[1] <= MAX_COMPONENTS:
         row_means = group.compute_row_means(block.covariates)
         return compute_row_posterior(X, observed, own, row_means)
-    if (blocks := find_trait_blocks(params.weights != 0)) is None:
+    if params.n_levels is not None or (blocks := find_trait_blocks(own.weights != 0)) is None:
         return None
     return bifactor_posterior(X, observed, own.weights, own.offsets, blocks)
 
@@ -288,10 +307,13 @@ def compute_codes(
 ) -> tuple[Array, Array]:
     """Return the posterior means of the traits, (n_samples, q), and covariances."""
     posterior, group = integrate_rows(params, items, block), params.get_group(block.segment)
-    if posterior is not None:
-        return group.to_traits(posterior.mean, posterior.covariance)
-    gaussians = ep_posterior(*unpack_answers(params, block), *group.items)
-    return group.to_traits(gaussians.mean, gaussians.covariance)
+    rows = unpack_answers(params, block)
+    if posterior is None and params.n_levels is not None:
+        own = group.standardize(params.get_level_items(items, block.segment))
+        posterior = compute_site_posterior(*rows, own)
+    elif posterior is None:
+        posterior = ep_posterior(*rows, *group.items)
+    return group.to_traits(posterior.mean, posterior.covariance)
 
 
 def compute_log_likelihood(
@@ -301,8 +323,12 @@ def compute_log_likelihood(
     if (posterior := integrate_rows(params, items, block)) is not None:
         nats, error = posterior.log_likelihood, posterior.standard_error
         return LogLikelihood(nats, np.zeros_like(nats), integration_error=error)
-    group_items = params.get_group(block.segment).items
-    sampled = posterior_by_sampling(*unpack_answers(params, block), group_items, rng, block.rows)
+    group, rows = params.get_group(block.segment), unpack_answers(params, block)
+    if params.n_levels is None:
+        sampled = posterior_by_sampling(*rows, group.items, rng, block.rows)
+    else:
+        own = group.standardize(params.get_level_items(items, block.segment))
+        sampled = sample_log_likelihood(*rows, own, rng, block.rows)
     return LogLikelihood(sampled.log_likelihood, sampled.standard_error)
 
 

@@ -38,8 +38,8 @@ estimator      E-step                                                           
 `sampling`     also of the paper: fixed random draws of x                                any
 =============  =========================================================================  =======
 
-`auto` is quadrature, or `ep` if q > 3. The variational fit precedes if q > 2. All others than
-quadrature are for binary items without further structure. Each E-step gives the expected
+`auto` is quadrature, or `ep` if q > 3. The variational fit precedes if q > 2. Items with levels and
+loading patterns need quadrature or `ep`, other structures quadrature. Each E-step gives the expected
 log-likelihood of forms, on nodes or as a quadratic function, see `e_steps`.
 
 M-step: steps of Fisher scoring for all forms, see `step`, and the moments of x for μ_g and Σ_g. If
@@ -287,6 +287,11 @@ from pipeline.numerics.logistic.categories.scores import (
     sum_form_gradient,
     sum_shift_scores,
 )
+from pipeline.numerics.logistic.categories.sites import (
+    choose_site_spacing,
+    list_line_nodes,
+    list_plane_points,
+)
 from pipeline.numerics.logistic.centred_points import TraitItems
 from pipeline.numerics.logistic.information import find_reversed_items
 from pipeline.numerics.logistic.latent_nodes import (
@@ -357,7 +362,8 @@ class LatentTrait(Model):
     estimator
         `auto`, `variational`, `quadrature` (up to 3 components), `ep` (expectation propagation) or
         `sampling`. `auto` is quadrature, or `ep` above 3 components. Above 2 components,
-        it begins with the variational fit. Items with levels, and structures, need quadrature.
+        it begins with the variational fit. Items with levels, and loading patterns, need quadrature
+        or `ep`, and other structures quadrature.
     nodes
         Nodes per axis for quadrature, or number of draws for sampling. None uses a lattice for rows
         without missing values. With missing values, it starts with 41, 21 or 15 nodes for 1, 2 or 3
@@ -378,7 +384,7 @@ class LatentTrait(Model):
         components `oblimin` or `promax`.
     errors
         Standard errors from the observed information (`louis`), from the products of scores
-        (`crossproduct`, always used above 3 components), from both (`sandwich`, also right if the
+        (`crossproduct`, always used by `ep` above 3 components or with levels), from both (`sandwich`, also right if the
         model is wrong, and always used for rows with sampling weights), or `none`. With more than
         3,000 parameters they are `louis`, computed by item, for up to 3 components; a warning
         names fits that have none. The variational and sampling fits have none, because their own
@@ -707,7 +713,7 @@ class LatentTrait(Model):
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the bytes of the tables over nodes of all tasks, and sums of all groups."""
         if not self._is_binary:
-            n_nodes = {1: 250, 2: 2500, 3: 8500}[self.n_components or MAX_COMPONENTS]
+            n_nodes = {1: 250, 2: 2500, 3: 8500}.get(self.n_components or MAX_COMPONENTS, 250)
             n_columns = int(np.maximum(self.n_planes, 1).sum())
             return self.n_groups * 8 * n_columns * 8 * n_nodes * n_threads
         q = self.n_components or n_features
@@ -1015,6 +1021,12 @@ class LatentTrait(Model):
         elif self._is_binary:
             held_out = float(state.working["held_out"])
             further = self._make_working(state, params.weights, held_out, estimator)
+        elif self.estimator == "ep":
+            spacing = self._choose_spacing(params, stretch)
+            further = {"by_sites": np.array(1), "line": list_line_nodes(spacing)}
+            if self.n_planes.any():
+                further |= {"spacing": np.array(spacing), "stretch": np.array(stretch)}
+                auxiliary = {**auxiliary, "needed_spacing": np.array(spacing)}
         elif self.nodes and self.n_planes.any():
             grid = NodeGrid(self.nodes, params.weights.shape[1])
             further = grid.make_working_state(self.mean_reach > 0)
@@ -1075,6 +1087,9 @@ class LatentTrait(Model):
         return min(groups, key=lambda items: choose_level_lattice(items, stretch).spacing)
 
     def _choose_spacing(self, params: LatentTraitParams, stretch: float) -> float:
+        if self.estimator == "ep":
+            groups = [self._get_items(params, group) for group in range(self.n_groups)]
+            return min(choose_site_spacing(items, stretch) for items in groups)
         items = self._find_steepest_items(params, stretch)
         return choose_level_lattice(items, stretch, self.mean_reach).spacing
 
@@ -1309,7 +1324,7 @@ class LatentTrait(Model):
                 matrix = traits.standardization
             items = params.get_level_items(self.items).with_forms(forms)
             level_sums = LevelSums(*(sums[name][0] for name in LevelSums._fields))
-            points = get_points(state.working, level_sums)
+            points = get_points(state.working, level_sums, self._get_items(params))
             group = ItemGroup.transform(items, points, level_sums, matrix)
             moved = take_level_steps(design.forms, [group], self.prior_precision)[None]
         standard = np.zeros((1, q)), np.eye(q)[None]
@@ -1324,7 +1339,7 @@ class LatentTrait(Model):
         for group, change in enumerate(changes):
             level_sums = LevelSums(*(sums[name][group] for name in LevelSums._fields))
             items = params.get_level_items(self.items, group)
-            points = get_points(working, level_sums)
+            points = get_points(working, level_sums, self._get_items(params, group))
             groups.append(ItemGroup.transform(items, points, level_sums, change.T))
         priors = self._list_priors(design.forms)
         forms = take_level_steps(design.forms, groups, self.prior_precision, priors)
@@ -1456,8 +1471,9 @@ class LatentTrait(Model):
             scores_of_theta = sum_theta_scores(design.center(params)[1], sums)
         for group in range(self.n_groups):
             level_sums = LevelSums(*(sums[name][group] for name in LevelSums._fields))
-            points = get_points(state.working, level_sums)
-            score = sum_form_gradient(self._get_items(params, group), points, level_sums)
+            items = self._get_items(params, group)
+            points = get_points(state.working, level_sums, items)
+            score = sum_form_gradient(items, points, level_sums)
             if scores_of_theta is not None:
                 score = np.append(score, scores_of_theta[group])
             gradient += differentiate_block(design, params, group).T @ score
@@ -1528,7 +1544,7 @@ class LatentTrait(Model):
 
     def _refine_level_nodes(self, state: FitState, statistics: Sums) -> FitState | None:
         """Start a stage with finer nodes for items with levels; None if they are fine enough."""
-        last = _LAST_STRETCH[state.params.weights.shape[1]]
+        last = _LAST_STRETCH[1 if "line" in state.working else state.params.weights.shape[1]]
         stretch = float(state.working.get("stretch", 0.0))
         if stretch > last or self._has_coarse_nodes(state, _MAX_SPACING_RATIO):
             return self._choose_nodes(state, min(stretch, last))
@@ -1705,8 +1721,9 @@ class LatentTrait(Model):
         return "crossproduct" if self._has_only_scores(state) else self.errors
 
     def _has_only_scores(self, state: FitState) -> bool:
-        """Whether too many traits leave only the products of scores."""
-        return "by_sites" in state.working and state.params.weights.shape[1] > MAX_COMPONENTS
+        """Whether expectation propagation leaves only the products of scores."""
+        has_many = state.params.weights.shape[1] > MAX_COMPONENTS
+        return "line" in state.working or ("by_sites" in state.working and has_many)
 
     def begin_information_pass(self, state: FitState) -> Arrays | None:
         """Request the sums for standard errors and fit statistics of a likelihood fit.
@@ -1720,7 +1737,10 @@ class LatentTrait(Model):
         n_free, n_rows = design.forms.n_free, int(state.auxiliary["n_rows"])
         form = self._choose_error_kind(state)
         if not self._is_binary:
-            n_products = count_score_products(self.n_planes, n_free, *state.working["points"].shape)
+            n_products = design.n_parameters**2
+            if "points" in state.working:
+                shape = state.working["points"].shape
+                n_products = count_score_products(self.n_planes, n_free, *shape)
             share = choose_level_row_share(n_rows, n_free, n_products, form)
         elif self.has_asymptotes:
             n_nodes = len(state.working["points"])
@@ -1782,13 +1802,13 @@ class LatentTrait(Model):
             return sums
         own = self.summarize(params, working, block, rng).values
         level_sums = LevelSums(*(own[name][group] for name in LevelSums._fields))
-        points = get_points(working, level_sums)
+        points = get_points(working, level_sums, items)
         values = {**sums.values, "score": sum_form_gradient(items, points, level_sums)}
         values |= {name: own[name] for name in _COVARIATE_SUMS if name in own}
         if self.structure.known_items is not None:
             shift = sum_shift_scores(items, points, level_sums)
             values["shift_score"], values["shift_information"] = shift
-        if self.structure.pattern is not None:
+        if self.structure.pattern is not None and "codes" in values:
             values |= convert_code_moments(values, params.get_group(group).root)
         by_group = ["score", *(("curvature", "item_variance") if "directions" in working else ())]
         return replace(sums, values=self._place_values(values, by_group, block))
@@ -1899,7 +1919,7 @@ class LatentTrait(Model):
             shift = values["shift_score"], values["shift_information"]
             warnings = warn_about_known_offsets(*shift, is_known, self.structure.feature_names)
             state = state.with_warnings(warnings)
-        found = dict(state.diagnostics["fit_statistics"])
+        found = dict(state.diagnostics.get("fit_statistics", {}))
         if groups or has_items or self._scale is not None:
             found.pop("marginal_reliability", None)  # it is for standard normal traits
         if not groups:
@@ -2107,8 +2127,13 @@ class LatentTrait(Model):
             yield rows, items
 
 
-def get_points(working: Arrays, sums: LevelSums) -> Array:
-    """Return the nodes of these sums, (n_nodes, q); none if the sums are quadratic."""
+def get_points(working: Arrays, sums: LevelSums, items: LevelItems) -> Array:
+    """Return the nodes of these sums, (n_nodes, q) or (n_planes, n_nodes, q).
+
+    There are none if the sums are quadratic. `items` are those of the E-step.
+    """
+    if "line" in working:
+        return list_plane_points(items, working["line"])
     if sums.ones.shape[-1]:
         return np.asarray(working["points"])
     return np.zeros((0, sums.linear.shape[-1] - 1))

@@ -387,7 +387,8 @@ class LatentTraitParams(HasParts):
             distance = self.traits.mean - mean
             spread = self.traits.covariance + distance[:, :, None] * distance[:, None]
             covariance = np.asarray(np.tensordot(shares, spread, 1), np.float64)
-            if q > MAX_COMPONENTS:  # only uncorrelated traits can be integrated out
+            is_orthogonal = not (self.traits.covariance * (1 - np.eye(q))).any()
+            if q > MAX_COMPONENTS and is_orthogonal:  # as integrals over blocks of items need
                 covariance = covariance * np.eye(q)
         root = np.asarray(np.linalg.cholesky(covariance), np.float64)
         own = (items.weights, items.offsets, mean + shift, root, items.asymptotes)

@@ -19,7 +19,7 @@ own_nodes              number per axis of nodes that are centred at each row
 coarse, change         log-likelihood of the stage before with fewer of them, and its change
 sample_error           error of the log-likelihood with these nodes, found on a sample of the rows
 is_complete            no value is missing
-by_sites               expectation propagation
+by_sites, line         expectation propagation, and the nodes of items with levels on its lines
 loads                  which items load on which traits of a bifactor pattern
 max_covariate          limit of covariates of the first stage, see `limit_covariates`
 limited_objective      log-likelihood at its end
@@ -485,7 +485,7 @@ def represents_all_scales(weights: Array, working: Arrays, sums: Sums) -> bool:
     if not sums.values["ones"].shape[-1]:  # sums that are quadratic in the forms
         return True
     if (grid := grid_from_working(working)) is None:
-        return "is_edge" in working  # nodes for items with levels; draws have no edge
+        return not {"is_edge", "by_sites"}.isdisjoint(working)  # draws have neither
     is_resolved = not len(grid.find_steep_features(weights))
     return is_resolved and not grid.is_too_coarse(float(sums.values["peak"]) / sums.weight)
 

@@ -83,7 +83,7 @@ class TraitItems(NamedTuple):
     offsets: Floats
 
 
-class _WeightedPoints(NamedTuple):
+class WeightedPoints(NamedTuple):
     """Points x_nl (n_rows, n_points, q), and log v_l N(x_nl) / r_n(x_nl) (n_rows, n_points)."""
 
     x: Floats
@@ -93,7 +93,7 @@ class _WeightedPoints(NamedTuple):
 class _PointRule(NamedTuple):
     """Points of rows, and the weights of a second rule relative to the first; none for draws."""
 
-    points: Callable[[slice], _WeightedPoints]
+    points: Callable[[slice], WeightedPoints]
     n_points: int
     second: Floats
 
@@ -206,20 +206,27 @@ def posterior_by_sampling(
     n_draws
         Draws per row.
     """
-    near, q = find_posterior_modes(X, observed, items), items.weights.shape[1]
-    n_prior = round(_PRIOR_SHARE * n_draws)
+    near = find_posterior_modes(X, observed, items)
 
-    def points(batch: slice) -> _WeightedPoints:
-        z = rng.normal(rows[batch], n_draws * q).reshape(-1, n_draws, q)
-        mean, root = near.mean[batch], _PROPOSAL_STRETCH * _cholesky_roots(near.covariance[batch])
-        x = z.copy()
-        x[:, n_prior:] = _place_points(z[:, n_prior:], mean, root)
-        whitened = np.linalg.solve(root, np.swapaxes(x - mean[:, None], 1, 2))
-        log_ratio = 0.5 * ((x**2).sum(axis=2) - (whitened**2).sum(axis=1)) - _log_det(root)
-        log_mixture = np.logaddexp(math.log(_PRIOR_SHARE), math.log1p(-_PRIOR_SHARE) + log_ratio)
-        return _WeightedPoints(x, -log_mixture - math.log(n_draws))
+    def points(batch: slice) -> WeightedPoints:
+        own = RowGaussians(near.mean[batch], near.covariance[batch])
+        return draw_points(own, rng, rows[batch], n_draws)
 
     return _integrate_in_batches(X, observed, items, _PointRule(points, n_draws, np.empty(0)))
+
+
+def draw_points(
+    near: RowGaussians, rng: RowRandom, rows: NDArray[np.int64], n_draws: int = DRAWS_PER_ROW
+) -> WeightedPoints:
+    """Draw points near Gaussians of rows with these numbers, see `posterior_by_sampling`."""
+    mean, q = near.mean, near.mean.shape[1]
+    n_prior, root = round(_PRIOR_SHARE * n_draws), _PROPOSAL_STRETCH * _cholesky_roots(near[1])
+    x = rng.normal(rows, n_draws * q).reshape(-1, n_draws, q)
+    x[:, n_prior:] = _place_points(x[:, n_prior:], mean, root)
+    whitened = np.linalg.solve(root, np.swapaxes(x - mean[:, None], 1, 2))
+    log_ratio = 0.5 * ((x**2).sum(axis=2) - (whitened**2).sum(axis=1)) - _log_det(root)
+    log_mixture = np.logaddexp(math.log(_PRIOR_SHARE), math.log1p(-_PRIOR_SHARE) + log_ratio)
+    return WeightedPoints(x, -log_mixture - math.log(n_draws))
 
 
 def find_posterior_modes(
@@ -252,11 +259,11 @@ def _integrate_on_gaussians(
     """Integrate by a Gauss–Hermite rule placed on each row's Gaussian."""
     z, log_weights, second = _make_hermite_rule(n_per_axis, near.mean.shape[1])
 
-    def points(batch: slice) -> _WeightedPoints:
+    def points(batch: slice) -> WeightedPoints:
         root = _cholesky_roots(near.covariance[batch])
         x = _place_points(z, near.mean[batch], root)
         squares = _sum_squares(x, row_means[batch])
-        return _WeightedPoints(x, log_weights - 0.5 * squares + _log_det(root))
+        return WeightedPoints(x, log_weights - 0.5 * squares + _log_det(root))
 
     return _integrate_in_batches(X, observed, items, _PointRule(points, len(z), second))
 
@@ -300,7 +307,7 @@ def _integrate_across_edges(
 ) -> RowPosterior:
     mask = _full_mask(X, observed)
 
-    def points(batch: slice) -> _WeightedPoints:
+    def points(batch: slice) -> WeightedPoints:
         mean, root = near.mean[batch], _cholesky_roots(near.covariance[batch])
         observed = mask[batch]
         slopes = (items.weights @ root) * observed[:, :, None]
@@ -308,7 +315,7 @@ def _integrate_across_edges(
         z, log_volumes = place_steep_points(slopes, eta * observed, reach[batch], n_per_axis)
         x = _place_points(z, mean, root)
         squares = _sum_squares(x, row_means[batch])
-        return _WeightedPoints(x, log_volumes - 0.5 * squares + _log_det(root))
+        return WeightedPoints(x, log_volumes - 0.5 * squares + _log_det(root))
 
     rule = _PointRule(points, math.prod(n_per_axis), half_grid_weights(n_per_axis))
     return _integrate_in_batches(X, observed, items, rule)

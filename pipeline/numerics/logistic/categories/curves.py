@@ -119,7 +119,9 @@ class LevelItems(NamedTuple):
         return items._replace(asymptotes=Asymptotes(*from_logits(logits.T)))
 
     def compute_forms(self, points: Floats) -> Floats:
-        """Return η at points, (n_planes, n_points)."""
+        """Return η at points, (n_points, q) or of each plane its own, (n_planes, n_points, q)."""
+        if points.ndim == 3:
+            return np.asarray((points @ self.weights[:, :, None])[:, :, 0] + self.offsets[:, None])
         eta: Floats = self.weights @ points.T + self.offsets[:, None]
         return eta
 

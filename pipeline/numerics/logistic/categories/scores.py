@@ -154,8 +154,8 @@ def leave_out_saturated(regression: RowRegression, posterior: RowPosterior) -> R
 
 
 def extend_points(points: Floats) -> Floats:
-    """Return x̂ = (x, 1), (n_nodes, q + 1)."""
-    return np.column_stack([points, np.ones(len(points))])
+    """Return x̂ = (x, 1), (…, q + 1)."""
+    return np.concatenate([points, np.ones((*points.shape[:-1], 1))], axis=-1)
 
 
 class LevelSums(NamedTuple):
@@ -218,7 +218,11 @@ def sum_form_gradient(items: LevelItems, points: Floats, sums: LevelSums) -> Flo
         scores[alike.planes] = sum_form_scores(counts, first)
     forms = np.column_stack([items.weights, items.offsets])
     own = sums.linear - np.einsum("jab,jb->ja", sums.curvatures, forms)
-    gradient = (scores @ extend_points(points) + own).reshape(-1)
+    extended = extend_points(points)
+    if extended.ndim == 3:  # each plane has points of its own
+        gradient = ((scores[:, None] @ extended)[:, 0] + own).reshape(-1)
+    else:
+        gradient = (scores @ extended + own).reshape(-1)
     if items.gaussians is None:
         return np.asarray(gradient)
     of_numbers = sum_gaussian_gradient(items.gaussians, sums.gaussians)
@@ -293,7 +297,7 @@ def _sum_plane_curvature(
     items: LevelItems, points: Floats, ones: Floats, mass: Floats, is_expected: bool = False
 ) -> scipy.sparse.csr_array:
     """Return the part of `sum_form_curvature` of planes, given counts at points."""
-    width = points.shape[1] + 1
+    width = points.shape[-1] + 1
     found = list(_iter_curvatures(items, points, ones, mass, is_expected))
     places = [place_forms(planes, width) for planes, _ in found]
     return join_blocks([blocks for _, blocks in found], places, len(items.offsets) * width)
@@ -323,10 +327,12 @@ def _iter_curvatures(
 ) -> Iterator[tuple[Indices, Floats]]:
     """Yield planes of items, (n, m), and their curvatures, (n, m (q + 1), m (q + 1))."""
     eta, extended = items.compute_forms(points), extend_points(points)
-    width = extended.shape[1]
-    products = (extended[:, :, None] * extended[:, None]).reshape(len(points), width**2)
+    width = extended.shape[-1]
     for alike in iter_alike(items.n_planes):
         own = eta[alike.planes]
+        # The planes of an item have the same points.
+        at = extended if extended.ndim == 2 else extended[alike.planes[:, :1]]
+        products = (at[..., :, None] * at[..., None, :]).reshape(*at.shape[:-1], width**2)
         if is_expected:
             log_p = compute_log_probabilities(own, items.is_cumulative)
             first = differentiate_levels(own, items.is_cumulative)
