@@ -724,8 +724,8 @@ class LatentTrait(WeightedModelEstimator):
     estimator
         `auto`, `variational`, `quadrature` (up to 3 components), `ep` (expectation
         propagation) or `sampling`. `auto` is quadrature, or `ep` above 3 components. Above
-        2 components, it begins with the variational fit. Items with levels, and structures,
-        need quadrature.
+        2 components, it begins with the variational fit. Items with levels, and loading
+        patterns, need quadrature or `ep`, and other structures quadrature.
     nodes
         Nodes per axis for quadrature, or number of draws for sampling. None uses a lattice
         for rows without missing values. With missing values, it starts with 41, 21 or 15
@@ -748,11 +748,11 @@ class LatentTrait(WeightedModelEstimator):
         components `oblimin` or `promax`.
     errors
         Standard errors from the observed information (`louis`), from the products of scores
-        (`crossproduct`, always used above 3 components), from both (`sandwich`, also right
-        if the model is wrong, and always used for rows with sampling weights), or `none`.
-        With more than 3,000 parameters they are `louis`, computed by item, for up to 3
-        components; a warning names fits that have none. The variational and sampling fits
-        have none, because their own error is larger.
+        (`crossproduct`, always used by `ep` above 3 components or with levels), from both
+        (`sandwich`, also right if the model is wrong, and always used for rows with
+        sampling weights), or `none`. With more than 3,000 parameters they are `louis`,
+        computed by item, for up to 3 components; a warning names fits that have none. The
+        variational and sampling fits have none, because their own error is larger.
     invariance
         Parameters of items that are equal in all groups: none (`configural`), slopes
         (`metric`), or slopes and offsets (`scalar`). `strict` also makes residual variances

@@ -39,8 +39,8 @@ estimator      E-step                                                           
 =============  =========================================================================  =======
 
 `auto` is quadrature, or `ep` if q > 3. The variational fit precedes if q > 2. Items with levels and
-loading patterns need quadrature or `ep`, other structures quadrature. Each E-step gives the expected
-log-likelihood of forms, on nodes or as a quadratic function, see `e_steps`.
+loading patterns need quadrature or `ep`, other structures quadrature. Each E-step gives the
+expected log-likelihood of forms, on nodes or as a quadratic function, see `e_steps`.
 
 M-step: steps of Fisher scoring for all forms, see `step`, and the moments of x for μ_g and Σ_g. If
 no item is known, the M-step also estimates μ and Σ of the first group, and absorbs them in the
@@ -384,11 +384,11 @@ class LatentTrait(Model):
         components `oblimin` or `promax`.
     errors
         Standard errors from the observed information (`louis`), from the products of scores
-        (`crossproduct`, always used by `ep` above 3 components or with levels), from both (`sandwich`, also right if the
-        model is wrong, and always used for rows with sampling weights), or `none`. With more than
-        3,000 parameters they are `louis`, computed by item, for up to 3 components; a warning
-        names fits that have none. The variational and sampling fits have none, because their own
-        error is larger.
+        (`crossproduct`, always used by `ep` above 3 components or with levels), from both
+        (`sandwich`, also right if the model is wrong, and always used for rows with sampling
+        weights), or `none`. With more than 3,000 parameters they are `louis`, computed by item, for
+        up to 3 components; a warning names fits that have none. The variational and sampling fits
+        have none, because their own error is larger.
     max_iter
         Maximum number of passes of a stage. There is a stage for each number of components,
         estimator and density of nodes.
@@ -1608,6 +1608,8 @@ class LatentTrait(Model):
         }
         if estimator == "variational":
             diagnostics["objective_is"] = "lower bound"
+        elif "line" in working and self.n_planes.any():
+            diagnostics["objective_is"] = "log-likelihood by expectation propagation"
         if "rounds" in sums:
             diagnostics["rounds_per_row"] = float(sums["rounds"]) / statistics.n_rows
         state = replace(state, params=params, working=working)

@@ -50,7 +50,6 @@ from pipeline.numerics.logistic.categories.row_posteriors import (
 )
 from pipeline.numerics.logistic.categories.scores import LevelSums
 from pipeline.numerics.logistic.centred_points import (
-    DRAWS_PER_ROW,
     RowGaussians,
     draw_points,
 )
@@ -64,9 +63,9 @@ Indices = NDArray[np.intp]
 
 _SAME_DIRECTION = 1e-9  # largest difference of the coordinates of directions
 _REACH = 6.5  # of the nodes, in standard deviations of the traits
-_MAX_NODES = 2**10
+_MAX_NODES, _FINE = 2**10, 0.5  # _FINE scales the distance of nodes of rows' posteriors
 _BATCH_ENTRIES = 2**18  # responsibilities of rows: 2 MiB
-_DRAW_ENTRIES = 2**21  # curves of rows at their draws: 16 MiB
+_DRAWS_PER_ROW, _DRAW_ENTRIES = 200, 2**19  # curves of rows at their draws: 4 MiB
 _BATCH_STEP = 64  # rows; a multiple of the tiles of any BLAS
 _MAX_ROUNDS, _TOLERANCE = 100, 1e-8  # of the moments of v, in standard deviations
 _MIN_VARIANCE = 1e-8
@@ -329,7 +328,7 @@ def compute_site_posterior(
         Distance of the nodes; by default one that suits the items.
     """
     near, sites = condition_on_numbers(X, observed, items, row_means), list_sites(items)
-    line = list_line_nodes(choose_site_spacing(items) if spacing is None else spacing)
+    line = list_line_nodes(choose_site_spacing(items, _FINE) if spacing is None else spacing)
     posterior = RowPosterior.make_empty(*near.mean.shape)
     for batch in _iter_batches(X, observed, items, sites, near, line):
         own = RowPosterior(batch.mean, batch.covariance, batch.log_likelihood)
@@ -368,13 +367,13 @@ def sum_site_statistics(
             z = batch.regress(site.direction)
             on_line = np.eye(width)[-1], np.append(site.direction, 0.0), np.zeros((width, width))
             scores = _score_planes(site, items, levels, weighted, line)
-            for more, part, point in zip(scores, z, on_line, strict=False):
-                linear[planes] += more.T @ (part - point)
-            moments = _weigh_curvature(site, weighted, line)
+            for score, part, point in zip(scores, z[:2], on_line[:2], strict=True):
+                linear[planes] += score.T @ (part - point)
             present = batch.mask[:, planes]
-            products = [part - point for part, point in zip(_square(*z), _square(*on_line))]
-            for total, product in zip(moments, products, strict=True):
-                by_row = (present * total).T @ product.reshape(len(product), -1)
+            for power, part, point in zip(
+                _weigh_curvature(site, weighted, line), _square(*z), _square(*on_line), strict=True
+            ):
+                by_row = (present * power).T @ (part - point).reshape(len(part), -1)
                 curvatures[planes] += by_row.reshape(-1, width, width)
     linear += np.einsum("jab,jb->ja", curvatures, np.column_stack([items.weights, items.offsets]))
     of_numbers = sum_gaussian_moments(answers.values, answers.mask, mean, covariance, weights)
@@ -488,11 +487,12 @@ def sample_log_likelihood(
     nats, errors = near.log_likelihood, np.empty(len(X))
     answers, n = split_answers(X, observed, items), len(items.offsets)
     mask = np.ones(X.shape) if observed is None else observed.astype(np.float64)
-    height = max(1, _DRAW_ENTRIES // (DRAWS_PER_ROW * X.shape[1]))
+    height = max(1, _DRAW_ENTRIES // (_DRAWS_PER_ROW * X.shape[1]))
     for start in range(0, len(X), height):
         check_cancelled()
         batch = slice(start, start + height)
-        points = draw_points(RowGaussians(near.mean[batch], near.covariance[batch]), rng, rows[batch])
+        gaussians = RowGaussians(near.mean[batch], near.covariance[batch])
+        points = draw_points(gaussians, rng, rows[batch], _DRAWS_PER_ROW)
         flat = points.x.reshape(-1, points.x.shape[2])
         curves = items.tabulate(flat)
         of_row = [part.reshape(len(part), *points.x.shape[:2]) for part in curves]

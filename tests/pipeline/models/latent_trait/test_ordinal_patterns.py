@@ -333,7 +333,6 @@ def test_a_warm_start_stays_at_the_maximum() -> None:
 @pytest.mark.parametrize(
     ("entries", "settings", "message"),
     [
-        (["1100"] * 3 + ["1010"] * 3, {}, "4 traits, but features that have several levels"),
         (SIMPLE, {"items": "nominal"}, "Nominal items have a slope per level, which pattern"),
         (["11"] * 6, {}, "a constraint is missing. Write 0 for i1 in 'B'"),
         (SIMPLE, {"guessing": "item"}, 'guessing="item" cannot be combined with features'),

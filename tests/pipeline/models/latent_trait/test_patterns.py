@@ -11,7 +11,7 @@ import pytest
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.data.features import Feature, make_binary_features
+from pipeline.data.features import make_binary_features
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
@@ -254,16 +254,10 @@ def test_groups_have_their_own_distributions_of_the_traits() -> None:
         (["10"] * 3 + ["01"] * 2, {"correlations": "none"}, "only i4 and i5 load on the trait 'B'"),
         (["10"] * 3 + ["01"], {}, "only i4 loads on the trait 'B'"),
         (["110"] * 3 + ["101"] * 3, {}, "Write more zeros, or the same label"),
-        (["1100"] * 3 + ["0110"] * 3 + ["0011"] * 3 + ["1001"] * 3, {}, "can be correlated"),
-        (
-            ["11100"] * 3 + ["00111"] * 3 + ["10011"] * 3 + ["01010"] * 3,
-            {"correlations": "none"},
-            "not a bifactor pattern",
-        ),
         (SIMPLE, {"rotation": "varimax"}, 'rotation="varimax" cannot be combined with pattern'),
         (SIMPLE, {"equal_slopes": "yes", "n_components": 1}, "equal_slopes=True cannot be"),
         (SIMPLE, {"invariance": "metric"}, "needs groups"),
-        (SIMPLE, {"estimator": "ep"}, "pattern cannot be combined with estimator"),
+        (SIMPLE, {"estimator": "sampling"}, "pattern cannot be combined with estimator"),
     ],
 )
 def test_patterns_that_cannot_be_fitted_are_refused(
@@ -287,38 +281,6 @@ def test_identified_patterns_are_accepted(entries: Entries, correlations: str) -
     structure = Structure((), make_binary_features(features), pattern=make_pattern(entries))
     model = LatentTrait(correlations=correlations).with_structure(structure)  # type: ignore[arg-type]
     assert model.n_components == len(entries[0])
-
-
-FIVE = [text for k in range(5) for text in [("0" * k + "1").ljust(5, "0")] * 3]
-
-
-def test_refusals_of_many_traits_propose_what_can_be_fitted() -> None:
-    """All proposed steps together are accepted, and none is proposed if that would not do."""
-    names = tuple(f"i{k}" for k in range(15))
-    binary = make_binary_features(names)
-    levels = tuple(Feature(name, ("a", "b", "c")) for name in names)
-    numbers = (*levels[:-1], Feature("i14", ()))
-    cut, apart = "cut the features in two by cut=", 'correlations="none"'
-    general = ["1" + text for text in FIVE]
-    crossed = [text for text in ("11100", "00111", "10011", "01010", "11111") for _ in range(3)]
-    for features, entries, settings, expected in (
-        (levels, FIVE, {}, (cut, apart)),
-        (levels, FIVE, {"correlations": "none"}, (cut,)),
-        (levels, general, {}, (cut,)),
-        (numbers, FIVE, {}, ()),
-        (binary, FIVE, {}, (apart,)),
-        (binary, crossed, {"correlations": "free"}, ()),
-    ):
-        structure = Structure((), features, pattern=make_pattern(entries))
-        with pytest.raises(FitError) as refused:
-            LatentTrait(**settings).with_structure(structure)  # type: ignore[arg-type]
-        text = str(refused.value)
-        assert "up to 3 of them at a time" in text
-        assert [step in text for step in (cut, apart)] == [s in expected for s in (cut, apart)]
-    for entries in (FIVE, general):
-        structure = Structure((), binary, pattern=make_pattern(entries))
-        model = LatentTrait(correlations="none").with_structure(structure)
-        assert model.n_components == len(entries[0])
 
 
 def test_a_pinned_item_counts_as_one_without_loadings() -> None:
