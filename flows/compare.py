@@ -11,8 +11,8 @@ from rich.table import Table
 
 from flows.cli.app import EXIT_CODES, make_app, run_app
 from flows.cli.options import MODEL, OUTPUT, Json, Option, Overwrite, check_table_file
-from flows.cli.summary import format_p, make_table, print_json
-from flows.data.datasets import load_fitted_model
+from flows.cli.summary import format_p, join_tables, make_table, print_json
+from flows.data.datasets import load_fitted_model, split_scales
 from pipeline.errors import FitError
 from pipeline.evaluation.model_comparison import compare_fits
 from pipeline.models.capabilities import FitRecord
@@ -24,6 +24,8 @@ No data are read. Each fit is tested against the largest smaller one of which it
 generalization. If the smaller model holds, twice the gain in log-likelihood follows a χ²
 distribution. Where there is no test, the reason is given, such as other rows or features, another
 model, a prior, or another number of classes.
+
+Folders of `fit --scales` are compared scale by scale, in one table.
 
 AIC and BIC compare fits to the same features of the same rows; lower is better, and * marks the
 lowest. Neither they nor the log-likelihood include terms of a prior.
@@ -51,21 +53,31 @@ _FORMATS = {
 """Entry and number format of each column; empty columns are left out."""
 
 
-def compare(paths: Sequence[str]) -> list[dict[str, Any]]:
-    """Compare the fits at these paths; see `compare_fits`."""
+def compare(paths: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """Compare the fits at these paths, by scale; see `compare_fits`.
+
+    Other fits than those of scales are those of a scale without a name.
+    """
     if len({*paths}) < len(paths):
         raise FitError("A fit is named twice. Name each fit once.")
-    fits = {}
-    for path in paths:
-        fitted = load_fitted_model(parse_path(path))
-        fits[path] = FitRecord(fitted.model, fitted.params, fitted.artifact.manifest)
-    return compare_fits(fits)
+    found = {}
+    for scale, own_paths in split_scales(paths).items():
+        fits = {}
+        for path, own_path in zip(paths, own_paths, strict=True):
+            fitted = load_fitted_model(parse_path(own_path))
+            fits[path] = FitRecord(fitted.model, fitted.params, fitted.artifact.manifest)
+        found[scale] = compare_fits(fits)
+    return found
 
 
 @app.default
 def main(
     *runs: Annotated[
-        str, Option(group=MODEL, help="Folder of a fitted model, or of runs (the latest is used).")
+        str,
+        Option(
+            group=MODEL,
+            help="Folder of a fitted model, of runs (the latest is used), or of scales.",
+        ),
     ],
     output: Annotated[
         str | None,
@@ -76,26 +88,33 @@ def main(
 ) -> None:
     """Print a table of the fits, or one JSON object."""
     target = None if output is None else check_table_file(output, overwrite)
-    lines = compare(runs)
+    by_scale = compare(runs)
+    has_scales = "" not in by_scale
     if target is not None:
         from flows.exporting.files import collect_columns, write_table  # slow to import
 
+        lines = [
+            {"scale": scale, **line} if has_scales else line
+            for scale, own in by_scale.items()
+            for line in own
+        ]
         columns = {name: [line[name] for line in lines] for name in lines[0]}
         write_table(collect_columns(columns), target, overwrite)
     if json:
-        print_json({"fits": lines})
+        print_json({"scales": by_scale} if has_scales else {"fits": by_scale[""]})
         return
+    names = [*runs] if has_scales else [line["fit"] for line in by_scale[""]]
+    tables = {scale: make_comparison_table(own, names) for scale, own in by_scale.items()}
     console = Console(width=_CONSOLE_WIDTH, soft_wrap=True, highlight=False)
-    console.print(make_comparison_table(lines))
-    for text in iter_notes(lines):
+    console.print(join_tables(tables))
+    for text in iter_notes(by_scale, names):
         console.print(text, markup=False)
     if output is not None:
         console.print(f"table: {output}", markup=False)
 
 
-def make_comparison_table(lines: Sequence[Mapping[str, Any]]) -> Table:
-    """Make a table with one line per fit, which tests name by its number."""
-    names = [fit["fit"] for fit in lines]
+def make_comparison_table(lines: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Table:
+    """Make a table with one line per fit, whose number is its place in `names`."""
     shown = {
         title: own
         for title, own in _FORMATS.items()
@@ -107,7 +126,7 @@ def make_comparison_table(lines: Sequence[Mapping[str, Any]]) -> Table:
         for name in ("aic", "bic", "adjusted_bic")
         if all(line["is_comparable"] for line in lines)
     }
-    for number, line in enumerate(lines, start=1):
+    for line in lines:
         cells = []
         for name, form in shown.values():
             value = line[name]
@@ -119,23 +138,40 @@ def make_comparison_table(lines: Sequence[Mapping[str, Any]]) -> Table:
             else:
                 cells.append(mark + f"{value:{form}}".replace("-", "−"))
         against = "" if line["against"] is None else f"{names.index(line['against']) + 1}"
-        table.add_row(f"{number}", escape(line["model"]), *cells, against)
+        number = f"{names.index(line['fit']) + 1}"
+        table.add_row(number, escape(line["model"]), *cells, against)
     return table
 
 
-def iter_notes(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def iter_notes(
+    by_scale: Mapping[str, Sequence[Mapping[str, Any]]], names: Sequence[str]
+) -> Iterator[str]:
     """Name the fits, and say why fits have no test and which ones cannot be compared."""
-    for number, line in enumerate(lines, start=1):
-        ending = "" if line["converged"] else " (not converged)"
-        yield f"{number}: {line['fit']}{ending}"
-        if line["no_test"]:
-            yield f"   no test against {line['no_test']}"
-    others = [f"{k}" for k, line in enumerate(lines, start=1) if not line["is_comparable"]]
-    if others:
-        yield (
-            f"warning: AIC and BIC of {', '.join(others)} cannot be compared with those of 1, "
-            "which was fitted to other rows or features"
-        )
+    lines = {(scale, line["fit"]): line for scale, own in by_scale.items() for line in own}
+    for number, name in enumerate(names, start=1):
+        unfinished, others = list[str](), list[str]()
+        reasons: dict[str, list[str]] = {}
+        for scale in by_scale:
+            line = lines[scale, name]
+            unfinished += [scale] * (not line["converged"])
+            others += [scale] * (not line["is_comparable"])
+            if line["no_test"]:
+                reasons.setdefault(line["no_test"], []).append(scale)
+        ending = f" (not converged{_format_scales(unfinished, ': ')})" if unfinished else ""
+        yield f"{number}: {name}{ending}"
+        for reason, scales in reasons.items():
+            yield f"   no test{_format_scales(scales, ' of ')} against {reason}"
+        if others:
+            first = names.index(by_scale[others[0]][0]["fit"]) + 1
+            yield (
+                f"warning: AIC and BIC of {number}{_format_scales(others, ' for ')} cannot be "
+                f"compared with those of {first}, which was fitted to other rows or features"
+            )
+
+
+def _format_scales(scales: Sequence[str], prefix: str) -> str:
+    """List scales after a prefix; nothing for fits without scales."""
+    return "" if "" in scales else f"{prefix}{', '.join(scales)}"
 
 
 if __name__ == "__main__":

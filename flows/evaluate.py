@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 from flows.cli.app import EXIT_CODES, make_app, run_app
 from flows.cli.options import OUTPUT, Json, Option, Switch
+from flows.data.datasets import split_scales
+from flows.evaluating.result_tables import join_scales, make_result_tables
 from flows.evaluating.stages import (
     EvaluateOptions,
     EvaluationPlan,
+    check_tables_folder,
     prepare_evaluation,
     run_evaluation_stages,
+    write_tables,
 )
 from flows.evaluating.tables import print_evaluation
+from flows.fitting.scales import name_scale
 from flows.running.flow import make_flow, run_command, run_stages
 
 HELP = """Compare fitted models on a dataset.
@@ -70,6 +79,9 @@ fold in turn, and evaluated on that fold.
 With `--dif`, `--outcomes`, `--likelihood-ratio`, `--reliability` or `--roll-calls`, only these
 tables are made.
 `--all` compares the models too. `--tables FOLDER` writes all tables as .csv files.
+
+`--artifact` may be a folder of `fit --scales`: each scale is evaluated, and a table has a line for
+each scale and item, group or test.
 """
 EXAMPLES = f"""Examples:
 
@@ -84,7 +96,33 @@ app = make_app("evaluate", HELP, EXAMPLES)
 @make_flow("evaluate", EvaluateOptions)
 def evaluate(options: EvaluateOptions) -> dict[str, Any]:
     """Compare fitted models on a dataset."""
-    return run_evaluation(prepare_evaluation(options))
+    return _prepare_work(options)()
+
+
+def _prepare_work(options: EvaluateOptions) -> Callable[[], dict[str, Any]]:
+    """Check the options, and return the work."""
+    by_scale = split_scales(options.artifacts)
+    if "" in by_scale:
+        return partial(run_evaluation, prepare_evaluation(options))
+    check_tables_folder(options.tables)
+    plans = {}
+    for scale, paths in by_scale.items():
+        with name_scale(scale):
+            own = replace(options, artifacts=tuple(paths), tables=None)
+            plans[scale] = prepare_evaluation(own)
+    return partial(_evaluate_scales, plans, options.tables)
+
+
+def _evaluate_scales(plans: Mapping[str, EvaluationPlan], tables: str | None) -> dict[str, Any]:
+    """Evaluate the fits of each scale, and write tables of all."""
+    start, summaries = time.perf_counter(), {}
+    for scale, plan in plans.items():
+        with name_scale(scale):
+            summaries[scale] = run_evaluation(plan)
+    if tables is not None:
+        by_scale = {scale: make_result_tables(own) for scale, own in summaries.items()}
+        write_tables(join_scales(by_scale), Path(tables))
+    return {"scales": summaries, "seconds": round(time.perf_counter() - start, 3)}
 
 
 def run_evaluation(plan: EvaluationPlan) -> dict[str, Any]:
@@ -103,8 +141,8 @@ Details = Annotated[
 @app.default
 def main(*, options: EvaluateOptions, details: Details = False, json: Json = False) -> None:
     """Run the flow and print its summary."""
-    work = partial(run_evaluation, prepare_evaluation(options))
-    run_command("evaluate", options, work, json, partial(print_evaluation, details=details))
+    work, show = _prepare_work(options), partial(print_evaluation, details=details)
+    run_command("evaluate", options, work, json, show)
 
 
 if __name__ == "__main__":

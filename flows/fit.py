@@ -101,9 +101,9 @@ def _write_combined(
     output: Path, scores: Mapping[str, ScaleScores], has_report: bool
 ) -> dict[str, str | None]:
     """Write the tables and the page to a new folder, and move that to its place."""
+    from flows.data.datasets import COMBINED
     from flows.exporting.files import write_table
     from flows.exporting.scales import make_scale_item_table, make_score_table
-    from flows.fitting.scales import COMBINED
     from storage.stores.locations import delete_tree, replace_folder
 
     target, new = output / COMBINED, output / f".{COMBINED}.{os.getpid()}"

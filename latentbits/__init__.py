@@ -36,7 +36,15 @@ if TYPE_CHECKING:
         TreeMixture,
     )
     from latentbits.fitted import Fitted, load
-    from latentbits.functions import compare, evaluate, fit, link_items, query, transform
+    from latentbits.functions import (
+        compare,
+        evaluate,
+        fit,
+        fit_scales,
+        link_items,
+        query,
+        transform,
+    )
     from latentbits.scorer import Scorer, contrast
     from storage import load_artifact, open_codes
 
@@ -64,6 +72,7 @@ __all__ = [
     "contrast",
     "evaluate",
     "fit",
+    "fit_scales",
     "from_dataframe",
     "from_numpy",
     "link_items",
@@ -77,7 +86,9 @@ __all__ = [
 
 _MODULES = {
     **dict.fromkeys(("load_artifact", "open_codes"), "storage"),
-    **dict.fromkeys(("compare", "evaluate", "fit", "transform"), "latentbits.functions"),
+    **dict.fromkeys(
+        ("compare", "evaluate", "fit", "fit_scales", "transform"), "latentbits.functions"
+    ),
     **dict.fromkeys(("from_dataframe", "from_numpy", "open_dataset"), "latentbits.data"),
     **dict.fromkeys(("Fitted", "load"), "latentbits.fitted"),
     "contrast": "latentbits.scorer",

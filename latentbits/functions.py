@@ -261,11 +261,11 @@ def fit(
         settings, items = {**settings, "items": items}, None
     columns = list_frame_columns(dataset)
     if columns and (features or drop):  # other columns may hold anything
-        chosen, reverse = _choose_features(columns, features, drop, reverse)
+        chosen, reverse = choose_fit_features(columns, features, reverse, drop)
         dataset = make_dataset(dataset, columns=chosen)
     else:
         dataset = make_dataset(dataset)
-        chosen, reverse = _choose_features(dataset.feature_names, features, drop, reverse)
+        chosen, reverse = choose_fit_features(dataset.feature_names, features, reverse, drop)
     with _translate_errors(dataset):
         request = FitRequest(
             model,
@@ -280,7 +280,7 @@ def fit(
             psu=psu,
             group=group,
             covariates=covariates,
-            pattern=None if pattern is None else partial(_read_pattern, pattern),
+            pattern=None if pattern is None else partial(_read_table, pattern, "pattern"),
             items=None if items is None else partial(read_items, items),
             orient=orient,
             anchors=anchors,
@@ -289,8 +289,11 @@ def fit(
     return run_fit(request, dataset, choose_executor(executor, n_jobs), progress)
 
 
-def _choose_features(
-    names: Sequence[str], features: Sequence[str], drop: Sequence[str], reverse: Sequence[str]
+def choose_fit_features(
+    names: Sequence[str],
+    features: Sequence[str] = (),
+    reverse: Sequence[str] = (),
+    drop: Sequence[str] = (),
 ) -> tuple[Sequence[str] | None, Sequence[str]]:
     """Return the names of the features to fit, or None for all, and of those to reverse."""
     if not (features or drop or reverse):
@@ -345,6 +348,72 @@ def _make_fitted(fit: PreparedFit[Any], state: FitState, n_samples: int) -> Fitt
         "n_samples": n_samples,
     }
     return Fitted(model, state.params, manifest)
+
+
+def fit_scales(
+    dataset: Any,
+    scales: Any,
+    model: str = "latent-trait",
+    *,
+    components: int | str | None = 1,
+    reverse: Sequence[str] = (),
+    **options: Any,
+) -> dict[str, Fitted]:
+    """Fit each scale of a questionnaire by itself.
+
+    Parameters
+    ----------
+    dataset, model, components
+        As for `fit`. A data frame may have other columns than the items.
+    scales
+        The items of each scale: a dictionary of names or patterns, such as `{"calm": ["a*"]}`; or a
+        data frame, or the path of a .csv or .parquet file, with the columns `item`, `scale`, and
+        perhaps `reversed`: yes or no.
+    reverse
+        Names or patterns of further items to reverse.
+    **options
+        Further arguments of `fit`.
+
+    Returns
+    -------
+    dict
+        The fit of each scale by its name. `compare`, `transform` and `evaluate` take the fits.
+
+    Raises
+    ------
+    FitError
+        If an item is no feature of the data, or a scale cannot be fitted.
+
+    Examples
+    --------
+    >>> fits = fit_scales(frame, "big5.csv")  # doctest: +SKIP
+    >>> fits["calm"].params.difficulty  # doctest: +SKIP
+    """
+    from flows.fitting.scales import name_scale, parse_scales  # imports what reads files
+
+    if columns := list_frame_columns(dataset):
+        names: Sequence[str] = columns
+    else:
+        names = (dataset := make_dataset(dataset)).feature_names
+    if isinstance(scales, Mapping):
+        if empty := next((scale for scale, items in scales.items() if not len(items)), None):
+            raise FitError(f"{{scales}}: scale {empty!r} has no items. Name one or more.")
+        chosen = {scale: choose_fit_features(names, own, ())[0] for scale, own in scales.items()}
+        pairs = [(item, scale) for scale, own in chosen.items() for item in own or ()]
+        table = {"item": [pair[0] for pair in pairs], "scale": [pair[1] for pair in pairs]}
+    else:
+        table = _read_table(scales, "scales").columns
+    parsed = parse_scales(table, "scales", names, "the data")
+    items = [name for name in names if any(name in scale.items for scale in parsed)]
+    _, also_reversed = choose_fit_features(items, (), reverse)
+    fits = {}
+    for scale in parsed:
+        marked = {*scale.reversed_items, *also_reversed}
+        turned = [name for name in scale.items if name in marked]
+        own = {"features": scale.items, "reverse": turned, "components": components}
+        with name_scale(scale.name):
+            fits[scale.name] = fit(dataset, model, **{**options, **own})
+    return fits
 
 
 class RowCounts(NamedTuple):
@@ -489,9 +558,6 @@ def transform_dataset(
             if kind not in (None, *get_args(Reconstruction)):
                 kinds = ", ".join(map(repr, get_args(Reconstruction)))
                 raise FitError(f"{name} must be {kinds} or None, not {kind!r}.")
-        if scores not in get_args(ScoreKind):
-            kinds = ", ".join(map(repr, get_args(ScoreKind)))
-            raise FitError(f"scores must be {kinds}, not {scores!r}.")
         if scores != "eap":
             check_can_score(fitted.model, fitted.params, scores)
             if reconstruct or impute:
@@ -827,15 +893,15 @@ def _draw_vote_rows(
     return NeighbourVote(label, queries, references, is_other_data=False)
 
 
-def _read_pattern(pattern: Any) -> PatternTable:
-    """Read a loading pattern from a path or a data frame."""
-    if isinstance(pattern, str | PathLike):
+def _read_table(table: Any, parameter: str) -> PatternTable:
+    """Read a loading pattern, or a table of scales, from a path or a data frame."""
+    if isinstance(table, str | PathLike):
         from flows.data.parameter_tables import read_parameter_table  # imports what reads files
 
-        columns = read_parameter_table(check_local_path(Path(pattern)), "pattern")
-        return PatternTable(columns, str(pattern))
-    frame = wrap_frame(pattern, "{pattern} must be a path or a data frame.")
-    with translate_read_errors("pattern"):
+        columns = read_parameter_table(check_local_path(Path(table)), parameter)
+        return PatternTable(columns, str(table))
+    frame = wrap_frame(table, f"{{{parameter}}} must be a path or a data frame.")
+    with translate_read_errors(parameter):
         columns = {name: frame[name].to_list() for name in frame.columns}
     return PatternTable(columns, "the table")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from flows.cli.errors import format_warnings
@@ -15,6 +16,7 @@ from pipeline.data.features import read_dataset_features
 from pipeline.learning.convergence import describe_passes
 from pipeline.params import get_array
 
+_MAX_STAGES = 3  # the longest ones, so that they fit in a line
 _MAX_SHOWN = 8
 _WIDE = 400  # of a console that breaks no line of a table
 CLASS_NUMBER_COLUMNS = {
@@ -55,6 +57,28 @@ def make_table(
     for name in columns:
         table.add_column(name, justify="left" if left is None or name in left else "right")
     return table
+
+
+def join_tables(tables: Mapping[str, Table]) -> Table:
+    """Return the lines of the tables of several scales as one table, with a column of the scales.
+
+    A single table without the name of a scale stays as it is.
+    """
+    if "" in tables:
+        return tables[""]
+    columns = {own.header: own.justify for table in tables.values() for own in table.columns}
+    left = ["scale", *(name for name, justify in columns.items() if justify == "left")]
+    titles = {scale: f"{table.title}" for scale, table in tables.items() if table.title}
+    title = "\n".join(f"{escape(scale)}: {text}" for scale, text in titles.items())
+    if len({*titles.values()}) == 1:
+        title = next(iter(titles.values()))
+    joined = make_table("scale", *map(str, columns), left=[*map(str, left)], title=title or None)
+    for scale, table in tables.items():
+        cells = {own.header: [*own.cells] for own in table.columns}
+        for row in range(table.row_count):
+            own_cells = (cells[name][row] if name in cells else "" for name in columns)
+            joined.add_row(escape(scale), *own_cells)
+    return joined
 
 
 def format_p(p: float) -> str:
@@ -284,7 +308,8 @@ def print_scales(summary: Mapping[str, Any]) -> None:
 def _make_fit_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     from pipeline.models.registry import find_model_class  # slow to import
 
-    stages = ", ".join(f"{name} {seconds:.2f}" for name, seconds in summary["stages"].items())
+    longest = sorted(summary["stages"].values())[-_MAX_STAGES:]
+    stages = ", ".join(f"{n} {own:.2f}" for n, own in summary["stages"].items() if own in longest)
     n = summary["n_components"]
     rows = [
         ("model", f"{summary['model']}, {n} component{'s' * (n != 1)}"),
@@ -361,6 +386,8 @@ def print_ingest(summary: Mapping[str, Any]) -> None:
     for found in summary["found_levels"]:
         levels = " < ".join(found["levels"]) or "continuous, because of more than 16 values"
         rows.append((join_names(found["features"], _MAX_FOUND), levels))
+    if words := summary.get("words"):
+        rows.append(("words read as bits", ", ".join(words)))
     if summary["n_equal_rows"]:
         rows[0] = ("rows", f"{summary['n_rows']:,} different ones of {summary['n_equal_rows']:,}")
     rows.append(("columns", ", ".join(summary["columns"]) or "none"))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,8 @@ from storage.stores.object_path import ObjectPath, is_url
 
 LoadedModel = from_artifact.LoadedModel[Artifact]
 """A fitted model (hyperparameters and parameters), and the artifact it comes from."""
+COMBINED = "combined"
+"""Name of the folder with the tables and the page of all scales."""
 ALL_ROWS, TRAIN, TEST = "all", "train", "test"
 
 
@@ -99,6 +103,40 @@ def read_true_mixing(dataset: BinaryDataset) -> NDArray[np.float64]:
             f"match the {dataset.n_features} features. Leave out {{truth}}."
         )
     return mixing
+
+
+def split_scales(paths: Sequence[str]) -> dict[str, list[str]]:
+    """Return the paths of the fits of each scale, if the paths are folders of scales.
+
+    Other paths are those of a scale without a name. Raises `DataError` if the folders do not have
+    the same scales.
+    """
+    found = {path: _find_scales(path) for path in paths}
+    first = next((path for path, scales in found.items() if scales), None)
+    if first is None:
+        return {"": [*paths]}
+    for path, scales in found.items():
+        if not scales:
+            load_fitted_model(path)  # says what is wrong if it is none
+            raise DataError(
+                f"{path} has no scales, unlike {first}. Name folders of fit --scales only, or the "
+                f"fits of one scale, such as {first}/{found[first][0]}."
+            )
+        if {*scales} != {*found[first]}:
+            differing = ", ".join(sorted({*scales} ^ {*found[first]}))
+            raise DataError(
+                f"{path} and {first} do not have the same scales: {differing}. Name the fits of "
+                f"one scale, such as {first}/{found[first][0]}."
+            )
+    return {scale: [str(Path(path) / scale) for path in paths] for scale in found[first]}
+
+
+def _find_scales(path: str) -> list[str]:
+    """Return the scales in a folder of `fit --scales`, in their order; none in others."""
+    if is_url(path) or not (table := Path(path) / COMBINED / "items.csv").is_file():
+        return []
+    with table.open(encoding="utf-8", newline="") as file:
+        return [*dict.fromkeys(line["scale"] for line in csv.DictReader(file))]
 
 
 def load_fitted_model(path: str | AnyPath) -> LoadedModel:

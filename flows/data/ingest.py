@@ -65,7 +65,7 @@ from storage.sources import (
     open_source,
     select_occurring_levels,
 )
-from storage.sources.value_codes import MISSING, ValueMap
+from storage.sources.value_codes import BITS_BY_WORD, MISSING, ValueMap
 from storage.stores.locations import MANIFEST_NAME, AnyPath
 
 _DEFAULT_ROLES = ColumnRoles()
@@ -575,6 +575,12 @@ def list_source_warnings(job: IngestJob) -> list[str]:
     """List the warnings of the readers of all sources."""
     sources = (source for source in job.sources if isinstance(source, Source))
     return [warning for source in sources for warning in source.list_warnings()]
+
+
+def list_words_read(job: IngestJob) -> list[str]:
+    """List the words that were read as bits, such as `yes=1`; all sources share their options."""
+    found = job.sources[0].options.words_read if isinstance(job.sources[0], Source) else set()
+    return [f"{word}={bit}" for word, bit in BITS_BY_WORD.items() if word in found]
 
 
 def warn_about_far_levels(job: IngestJob) -> list[str]:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from flows.cli.summary import join_names, make_table
+from flows.cli.summary import join_names, join_tables, make_table
 
 _COEFFICIENTS = {
     "alpha": "alpha",
@@ -30,21 +30,28 @@ _TRAIT_NOTES = {
 _MAX_ITEMS = 30
 
 
-def print_reliability(reliability: Sequence[Mapping[str, Any]], console: Console) -> None:
-    """Print the coefficients of all rows and of each group, and the items of all rows."""
-    if not reliability:
+def print_reliability(
+    by_scale: Mapping[str, Sequence[Mapping[str, Any]]], console: Console
+) -> None:
+    """Print the coefficients of all rows and of each group, and the items of all rows, by scale."""
+    by_scale = {scale: own for scale, own in by_scale.items() if own}
+    if not by_scale:
         return
-    first = reliability[0]
-    names = [key for key in _TRAIT_NAMES if any(key in own for _, own in _iter_traits(reliability))]
-    console.print(_make_coefficient_table(reliability, names))
-    for line in _iter_notes(reliability, names):
+    groups = [group for own in by_scale.values() for group in own]
+    names = [key for key in _TRAIT_NAMES if any(key in own for _, own in _iter_traits(groups))]
+    tables = {scale: _make_coefficient_table(own, names) for scale, own in by_scale.items()}
+    console.print(join_tables(tables))
+    notes = (line for own in by_scale.values() for line in _iter_notes(own, names))
+    for line in dict.fromkeys(notes):
         console.print(line, markup=False)
-    if "by_item" in first:
+    items = {scale: own[0]["by_item"] for scale, own in by_scale.items() if "by_item" in own[0]}
+    if items:
         console.print()
-        console.print(_make_item_table(first["by_item"]))
-        turned = ", with the items marked − reversed" if first["reversed"] else ""
+        console.print(join_tables({scale: _make_item_table(own) for scale, own in items.items()}))
+        is_reversed = any(own[0]["reversed"] for own in by_scale.values())
+        turned = ", with the items marked − reversed" if is_reversed else ""
         console.print(f"rest: the sum of the other items{turned}", markup=False)
-        if (n_more := len(first["by_item"]) - _MAX_ITEMS) > 0:
+        if (n_more := sum(max(len(own) - _MAX_ITEMS, 0) for own in items.values())) > 0:
             console.print(f"{n_more:,} more items: --json lists all", markup=False)
     console.print()
 

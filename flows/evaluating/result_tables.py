@@ -37,6 +37,17 @@ def make_result_tables(summary: Mapping[str, Any]) -> dict[str, Columns]:
     return {name: _collect(own) for name, own in lines.items() if own}
 
 
+def join_scales(tables: Mapping[str, Mapping[str, Columns]]) -> dict[str, Columns]:
+    """Return the tables of several scales, by scale and name, with the scales as first column."""
+    lines: dict[str, list[dict[str, Any]]] = {}
+    for scale, by_name in tables.items():
+        for name, columns in by_name.items():
+            rows = zip(*columns.values(), strict=True)
+            own = ({"scale": scale, **dict(zip(columns, row, strict=True))} for row in rows)
+            lines.setdefault(name, []).extend(own)
+    return {name: _collect(own) for name, own in lines.items()}
+
+
 def _collect(lines: Sequence[Mapping[str, Any]]) -> Columns:
     """Return columns of lines, of which some may lack entries."""
     names = dict.fromkeys(name for line in lines for name in line)

@@ -53,7 +53,7 @@ from flows.evaluating.outcomes import (
     compare_outcomes,
     plan_outcomes,
 )
-from flows.evaluating.result_tables import make_result_tables
+from flows.evaluating.result_tables import Columns, make_result_tables
 from flows.fitting.provenance import TrainingRows
 from flows.running.executors import compute_row_memory, prepare_executor
 from flows.running.flow import StageRunner
@@ -141,7 +141,8 @@ class EvaluateOptions:
         Option(
             name="--artifact",
             group=MODEL,
-            help="Folder of a fitted model, or of runs (the latest is used). Repeatable.",
+            help="Folder of a fitted model, of runs (the latest is used), or of scales. "
+            "Repeatable.",
         ),
     ]
     split: Annotated[
@@ -296,8 +297,7 @@ def prepare_evaluation(options: EvaluateOptions) -> EvaluationPlan:
     """Check everything that can be checked before the work starts."""
     open_executor = prepare_executor(**options.where)
     check_seed(options.seed)
-    if options.tables is not None and check_local_path(Path(options.tables)).exists():
-        raise DataError(f"{{tables}}: {options.tables} already exists. Choose another folder.")
+    check_tables_folder(options.tables)
     dataset = open_dataset_or_example(options.dataset)
     split = resolve_split(dataset, options.split, TEST if options.folds is None else TRAIN)
     check_label(dataset, options.label)
@@ -333,6 +333,12 @@ def prepare_evaluation(options: EvaluateOptions) -> EvaluationPlan:
     )
 
 
+def check_tables_folder(tables: str | None) -> None:
+    """Check that the folder of tables does not exist yet."""
+    if tables is not None and check_local_path(Path(tables)).exists():
+        raise DataError(f"{{tables}}: {tables} already exists. Choose another folder.")
+
+
 def run_evaluation_stages(
     plan: EvaluationPlan, stages: StageRunner, progress: Progress
 ) -> dict[str, Any]:
@@ -363,16 +369,16 @@ def run_evaluation_stages(
         "outcomes": outcomes,
     }
     if plan.options.tables is not None:
-        _write_tables(summary, Path(plan.options.tables))
+        write_tables(make_result_tables(summary), Path(plan.options.tables))
     return summary
 
 
-def _write_tables(summary: Mapping[str, Any], folder: Path) -> None:
-    """Write each table of a summary to a file of its name."""
+def write_tables(tables: Mapping[str, Columns], folder: Path) -> None:
+    """Write each table to a file of its name in a new folder."""
     from flows.exporting.files import collect_columns, write_table  # slow to import
 
     folder.mkdir(parents=True)
-    for name, columns in make_result_tables(summary).items():
+    for name, columns in tables.items():
         write_table(collect_columns(columns), folder / f"{name}.csv", overwrite=False)
 
 

@@ -9,7 +9,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from flows.cli.summary import format_p, format_row_count, join_names, make_table
+from flows.cli.summary import (
+    format_p,
+    format_row_count,
+    join_names,
+    join_tables,
+    make_table,
+)
 from flows.evaluating.outcomes import print_outcomes
 from flows.evaluating.reliability import print_reliability
 from flows.evaluating.roll_calls import print_roll_calls
@@ -71,6 +77,14 @@ _BIAS_NOTES = {
 }
 _LARGEST_NOTE = "group: the group with the largest area, where difference and area are shown"
 _OWN_NOTE = "slopes, offsets: of the item in the first and the other group"
+_ADJUSTED_NOTE = "adjusted p: for the number of items (Benjamini-Hochberg)"
+_COMPLETE_NOTE = "rows with missing answers are left out"
+_DRAWN_NOTE = "sum scores include draws of missing answers from a latent-trait fit"
+_SHARED_BIAS_NOTES = {
+    *(*_BIAS_NOTES.values(), _LARGEST_NOTE, _OWN_NOTE),
+    *(_ADJUSTED_NOTE, _COMPLETE_NOTE, _DRAWN_NOTE),
+}
+"""Notes that do not name the scale that they are about."""
 _ENDING_TEXTS = {
     "stable": "the last found the items that were not anchors",
     "repeated": "another would repeat an earlier one, so the choice of anchors is not settled",
@@ -82,15 +96,25 @@ _ENDING_TEXTS = {
 def print_evaluation(summary: Mapping[str, Any], details: bool = False) -> None:
     """Print requested tests and outcomes, or else the comparison of models, and warnings.
 
-    `details` adds where each model differs most from the data.
+    `details` adds where each model differs most from the data. The tests of several scales are in
+    one table each.
     """
     console = Console(width=_CONSOLE_WIDTH, soft_wrap=True, highlight=False)
-    if any(summary[name] for name in ("models", "item_bias", "outcomes", "roll_calls")):
-        rows = format_row_count(summary["n_samples"], summary["split"])
-        console.print(f"rows: {rows}", markup=False)
-    _print_tests(summary, console)
-    if summary["models"]:
-        _print_comparison(summary, console, details)
+    by_scale: Mapping[str, Mapping[str, Any]] = summary.get("scales", {"": summary})
+    lines = (
+        f"rows: {format_row_count(own['n_samples'], own['split'])}"
+        for own in by_scale.values()
+        if any(own[name] for name in ("models", "item_bias", "outcomes", "roll_calls"))
+    )
+    for line in dict.fromkeys(lines):
+        console.print(line, markup=False)
+    _print_tests(by_scale, console)
+    for scale, own in by_scale.items():
+        if scale and (own["models"] or own["outcomes"]):
+            console.print(f"scale {scale}", markup=False)
+        print_outcomes(own["outcomes"], console)
+        if own["models"]:
+            _print_comparison(own, console, details)
 
 
 def _print_comparison(summary: Mapping[str, Any], console: Console, details: bool) -> None:
@@ -122,37 +146,55 @@ def _print_comparison(summary: Mapping[str, Any], console: Console, details: boo
         console.print(f"warning: {warning}", markup=False)
 
 
-def _print_tests(summary: Mapping[str, Any], console: Console) -> None:
-    """Print what was asked for: reliability, roll calls, item bias, ratios, outcomes of classes."""
-    print_reliability(summary["reliability"], console)
-    print_roll_calls(summary["roll_calls"], console)
-    if bias := summary["item_bias"]:
-        console.print(_make_bias_table(bias))
-        console.print(_BIAS_NOTES[bias["test"]], markup=False)
-        for line in _iter_fit_lines(bias):
+def _print_tests(summaries: Mapping[str, Mapping[str, Any]], console: Console) -> None:
+    """Print what was asked for, by scale: reliability, roll calls, item bias, ratios."""
+    print_reliability({scale: own["reliability"] for scale, own in summaries.items()}, console)
+    print_roll_calls([model for own in summaries.values() for model in own["roll_calls"]], console)
+    biased = {scale: own for scale, own in summaries.items() if own["item_bias"]}
+    if biased:
+        tables = {scale: _make_bias_table(own["item_bias"]) for scale, own in biased.items()}
+        console.print(join_tables(tables))
+        notes = (
+            line if line in _SHARED_BIAS_NOTES or not scale else f"{scale}: {line}"
+            for scale, own in biased.items()
+            for line in _iter_bias_notes(own)
+        )
+        for line in dict.fromkeys(notes):
             console.print(line, markup=False)
-        console.print("adjusted p: for the number of items (Benjamini-Hochberg)", markup=False)
-        if names := bias.get("reversed"):
-            text = f"sum scores count these items in reverse, by their slopes: {join_names(names)}"
-            console.print(text, markup=False)
-        if bias.get("has_only_complete_rows"):
-            console.print("rows with missing answers are left out", markup=False)
-        if bias["has_drawn_answers"]:
-            text = "sum scores include draws of missing answers from a latent-trait fit"
-            console.print(text, markup=False)
-        if names := summary["continuous_features"]:
-            text = f"sum scores leave out continuous features: {join_names(names)}"
-            console.print(text, markup=False)
-    if tests := summary["likelihood_ratio_tests"]:
-        table = make_table("smaller", "larger", "χ²", "df", "p", left=("smaller", "larger"))
-        for test in tests:
-            chi2, p = f"{test['chi2']:.2f}", format_p(test["p"]).removeprefix("= ")
-            names = (escape(test[name]) for name in ("smaller", "larger"))
-            table.add_row(*names, chi2, f"{test['df']}", p)
-        console.print(table)
-    if summary["models"] and (bias or tests):
+    tested = {scale: own for scale, own in summaries.items() if own["likelihood_ratio_tests"]}
+    if tested:
+        tables = {
+            scale: _make_test_table(own["likelihood_ratio_tests"]) for scale, own in tested.items()
+        }
+        console.print(join_tables(tables))
+    if (biased or tested) and any(own["models"] for own in summaries.values()):
         console.print()
-    print_outcomes(summary["outcomes"], console)
+
+
+def _iter_bias_notes(summary: Mapping[str, Any]) -> Iterator[str]:
+    """Explain the columns of a table of item bias, and which rows and items it counts."""
+    bias = summary["item_bias"]
+    yield _BIAS_NOTES[bias["test"]]
+    yield from _iter_fit_lines(bias)
+    yield _ADJUSTED_NOTE
+    if names := bias.get("reversed"):
+        yield f"sum scores count these items in reverse, by their slopes: {join_names(names)}"
+    if bias.get("has_only_complete_rows"):
+        yield _COMPLETE_NOTE
+    if bias["has_drawn_answers"]:
+        yield _DRAWN_NOTE
+    if names := summary["continuous_features"]:
+        yield f"sum scores leave out continuous features: {join_names(names)}"
+
+
+def _make_test_table(tests: Sequence[Mapping[str, Any]]) -> Table:
+    """Make a table of likelihood-ratio tests."""
+    table = make_table("smaller", "larger", "χ²", "df", "p", left=("smaller", "larger"))
+    for test in tests:
+        chi2, p = f"{test['chi2']:.2f}", format_p(test["p"]).removeprefix("= ")
+        names = (escape(test[name]) for name in ("smaller", "larger"))
+        table.add_row(*names, chi2, f"{test['df']}", p)
+    return table
 
 
 def _iter_header_lines(

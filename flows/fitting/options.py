@@ -105,8 +105,8 @@ class FitOptions:
         Option(
             group=DATA,
             show_default=False,
-            metavar="NAME",
-            help="Features or patterns to fit. Repeatable.",
+            metavar="NAMES",
+            help="Names or patterns of the features to fit: N*,E1.",
         ),
     ] = ()
     drop: Annotated[
@@ -114,8 +114,8 @@ class FitOptions:
         Option(
             group=DATA,
             show_default=False,
-            metavar="NAME",
-            help="Features to leave out. Repeatable.",
+            metavar="NAMES",
+            help="Features to leave out.",
         ),
     ] = ()
     reverse: Annotated[

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from flows.cli.options import parse_local_path
-from flows.data.datasets import load_fitted_model, open_dataset_or_example
+from flows.cli.summary import join_names
+from flows.data.datasets import COMBINED, load_fitted_model, open_dataset_or_example
 from flows.data.parameter_tables import read_parameter_table
 from flows.fitting.drift import check_drift_limit
 from flows.fitting.job import FitPlan, prepare_fit
 from flows.fitting.options import FitOptions
 from flows.fitting.provenance import compute_fingerprint
-from pipeline.data.features import parse_number
 from pipeline.errors import FitError, format_suggestion
-from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
 from storage.sources.base import choose_features
-from storage.sources.value_codes import MISSING_TOKENS, ReadOptions
+from storage.sources.value_codes import MISSING_TOKENS, ReadOptions, parse_bit
 from storage.stores.locations import LATEST_NAME
 
-COMBINED = "combined"
-"""Name of the folder with the tables and the page of all scales."""
 _OTHER_CHOICES = ("features", "pattern", "items")
-_YES, _NO = ("true", "yes"), ("false", "no")
 
 
 class Scale(NamedTuple):
@@ -53,7 +49,9 @@ def prepare_scales(options: FitOptions) -> tuple[Path, list[ScalePlan]]:
         if getattr(options, name):
             raise FitError(f"{{scales}} and {{{name}}} cannot be combined. Leave out one of them.")
     dataset = open_dataset_or_example(options.dataset)
-    scales = read_scales(parse_local_path(str(options.scales)), dataset)
+    table = parse_local_path(str(options.scales))
+    names, place = dataset.feature_names, f"{{scales}}: {table}"
+    scales = parse_scales(read_parameter_table(table, "scales"), place, names, str(dataset.path))
     default_output = f"runs/{dataset.path.resolve().stem}-scales"
     output = parse_local_path(options.output or default_output)
     items = [name for name in dataset.feature_names if any(name in s.items for s in scales)]
@@ -83,17 +81,20 @@ def prepare_scales(options: FitOptions) -> tuple[Path, list[ScalePlan]]:
     return output, plans
 
 
-def read_scales(path: Path, dataset: BinaryDataset) -> list[Scale]:
-    """Read a table with the columns `item` and `scale`, and perhaps `reversed`, a line per item.
+def parse_scales(
+    table: Mapping[str, Sequence[Any]], place: str, names: Sequence[str], owner: str
+) -> list[Scale]:
+    """Parse a table with the columns `item` and `scale`, and perhaps `reversed`.
+
+    `place` and `owner` are the table and the owner of the features `names`, for errors.
 
     Raises
     ------
     DataError
         If the table lacks a column or a name, it has other columns but not `reversed`, an item is
-        no feature of the dataset or twice in a scale, a value of `reversed` is neither yes nor no,
-        or a scale cannot be the name of a folder.
+        no feature or twice in a scale, a value of `reversed` is neither yes nor no, or a scale
+        cannot be the name of a folder.
     """
-    table, place = read_parameter_table(path, "scales"), f"{{scales}}: {path}"
     for column in ("item", "scale"):
         if column not in table:
             have = ", ".join(map(repr, table)) or "none"
@@ -104,7 +105,7 @@ def read_scales(path: Path, dataset: BinaryDataset) -> list[Scale]:
             f"{place} has no column 'reversed', but has: {', '.join(map(repr, others))}. Rename "
             "the column that marks reversed items, or add an empty column 'reversed'."
         )
-    names, known = dataset.feature_names, {*dataset.feature_names}
+    known = {*names}
     items: dict[str, dict[str, bool]] = {}
     marks = table.get("reversed", [None] * len(table["item"]))
     for item, scale, mark in zip(table["item"], table["scale"], marks, strict=True):
@@ -112,10 +113,11 @@ def read_scales(path: Path, dataset: BinaryDataset) -> list[Scale]:
             raise DataError(f"{place}: item {item!r} has no scale. Name one, or delete the line.")
         item, scale = str(item), str(scale)
         if item not in known:
-            hint = format_suggestion(item, names)
+            hint = format_suggestion(item, names) or (
+                f" Correct the name, or delete the line. Features: {join_names(names)}."
+            )
             raise DataError(
-                f"{place}: {dataset.path} has no feature {item!r}, an item of scale {scale!r}."
-                f"{hint}"
+                f"{place}: {owner} has no feature {item!r}, an item of scale {scale!r}.{hint}"
             )
         own = items.setdefault(scale, {})
         if item in own:
@@ -135,14 +137,13 @@ def read_scales(path: Path, dataset: BinaryDataset) -> list[Scale]:
 
 
 def _parse_mark(place: str, item: str, mark: Any) -> bool:
-    text = str(mark).strip().lower()
-    if mark is None or text in MISSING_TOKENS or text in _NO or parse_number(text) == 0:
+    if mark is None or str(mark).strip().lower() in MISSING_TOKENS:
         return False
-    if text in _YES or parse_number(text) == 1:
-        return True
-    raise DataError(
-        f"{place}: {mark!r} is in the column 'reversed' of item {item!r}. Write yes or no."
-    )
+    if (bit := parse_bit(str(mark))) is None:
+        raise DataError(
+            f"{place}: {mark!r} is in the column 'reversed' of item {item!r}. Write yes or no."
+        )
+    return bool(bit)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+from warnings import warn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,6 +28,11 @@ from pipeline.errors import FitError, format_suggestion
 if TYPE_CHECKING:
     import narwhals as nw
 
+BITS_BY_WORD = {
+    **dict.fromkeys(("yes", "yea", "aye", "true", "ja", "oui", "si", "sí", "correct"), 1),
+    **dict.fromkeys(("no", "nay", "false", "nein", "non", "incorrect", "wrong"), 0),
+}
+"""Words that are read as bits, in lower case; the same as in `storage.sources.value_codes`."""
 _SPLIT = "split"
 _OTHER_KINDS = "cmM"
 """Kinds of NumPy types that Python converts to numbers, or compares with them: complex numbers,
@@ -41,6 +47,7 @@ NOT_BINARY_REMEDY = (
 LevelsByFeature = Sequence[Any] | Mapping[str, Sequence[Any]] | None
 """Ordered values of all features, or of some by name; the others are binary."""
 _MISSING, _UNKNOWN = -1, -2
+_OWN_PACKAGES = ("latentbits", "pipeline", "sklearn")
 
 BinarizationRule = float | NDArray[np.float64] | Mapping[Any, int | None] | None
 """How values become bits: 1 above a threshold, or above one per feature; or by a mapping to 0, 1 or
@@ -149,10 +156,10 @@ class TableBatches:
         return {name: self.levels[name] for name in names if self.levels[name] != BINARY_LEVELS}
 
     def __iter__(self) -> Iterator[BinaryTable]:
-        first = 0
+        first, words = 0, set[str]()
         for batch in self.rows.iter_batches():
             span = slice(first, first + len(batch))
-            options = (self.feature_names, self.rule, self.remedy, first, self.levels)
+            options = (self.feature_names, self.rule, self.remedy, first, self.levels, words)
             if isinstance(batch, np.ndarray):
                 X, observed = convert_values(batch, *options)
             else:
@@ -167,6 +174,20 @@ class TableBatches:
                 convert_numbers(batch, self.feature_names, first, self.levels),
             )
             first = span.stop
+        if words:
+            ones, zeros = (
+                [word for word in sorted(words) if BITS_BY_WORD[word] == bit] for bit in (1, 0)
+            )
+            texts = [f"{', '.join(own)} as {bit}" for own, bit in ((ones, 1), (zeros, 0)) if own]
+            warn(f"words are read as bits: {'; '.join(texts)}", stacklevel=_find_caller_level())
+
+
+def _find_caller_level() -> int:
+    """Return the `stacklevel` of the first caller outside of this project and scikit-learn."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back and frame.f_globals["__name__"].partition(".")[0] in _OWN_PACKAGES:
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def iter_numbers(rows: RowBatches) -> Iterator[NDArray[Any]]:
@@ -194,8 +215,9 @@ def convert_array(
     Parameters
     ----------
     X
-        0, 1, True, False, or missing: NaN, None or masked, (n_rows, n_features). An array that
-        NumPy understands, a sparse one of SciPy, or one of Dask, Zarr or HDF5.
+        0, 1, True, False, words such as yes and no, or missing: NaN, None or masked,
+        (n_rows, n_features). An array that NumPy understands, a sparse one of SciPy, or one of
+        Dask, Zarr or HDF5.
     feature_names
         Names of the features, (n_features,); None stands for f0, f1, ….
     segment
@@ -321,6 +343,7 @@ def convert_values(
     remedy: str,
     first: int,
     levels: Mapping[str, tuple[str, ...]],
+    words: set[str] | None = None,
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None]:
     """Convert values to levels counted from 0, or to bits, and a mask as `convert_to_bits`.
 
@@ -346,11 +369,11 @@ def convert_values(
         )
     if not any(name in levels for name in names):
         bits = apply_binarization_rule(values, names, rule, first)
-        return convert_to_bits(bits, names, remedy, first)
+        return convert_to_bits(bits, names, remedy, first, words)
     X, observed = np.zeros(values.shape, np.uint8), np.ones(values.shape, np.uint8)
     if binary := [index for index, name in enumerate(names) if name not in levels]:
         own_names = [names[index] for index in binary]
-        X[:, binary], mask = convert_to_bits(values[:, binary], own_names, remedy, first)
+        X[:, binary], mask = convert_to_bits(values[:, binary], own_names, remedy, first, words)
         observed[:, binary] = 1 if mask is None else mask
     for index, name in enumerate(names):
         if not levels.get(name):
@@ -479,12 +502,16 @@ def apply_binarization_rule(
 
 
 def convert_to_bits(
-    values: NDArray[Any], names: Sequence[str], remedy: str = NOT_BINARY_REMEDY, first: int = 0
+    values: NDArray[Any],
+    names: Sequence[str],
+    remedy: str = NOT_BINARY_REMEDY,
+    first: int = 0,
+    words: set[str] | None = None,
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None]:
     """Convert values to bits and a mask of observed values, which is None if all are observed.
 
-    The error about a value that is not binary names its row, after the `first` rows of earlier
-    batches, and its column.
+    Words of `BITS_BY_WORD` that are read as bits are added to `words`. The error about a value that
+    is not binary names its row, after the `first` rows of earlier batches, and its column.
     """
     numbers = _convert_to_numbers(np.ma.getdata(values))
     missing = np.ma.getmaskarray(values) if np.ma.isMaskedArray(values) else None
@@ -496,6 +523,8 @@ def convert_to_bits(
         is_valid |= missing
         ones &= ~missing
     if not is_valid.all():
+        _read_words(np.ma.getdata(values), ones, is_valid, set() if words is None else words)
+    if not is_valid.all():
         row, feature = divmod(int(np.argmin(is_valid)), values.shape[1])
         raise FitError(
             f"row {first + row + 1} (counted from 1), column {names[feature]!r}: the value is "
@@ -504,6 +533,20 @@ def convert_to_bits(
     if missing is None or not missing.any():
         return ones.view(np.uint8), None
     return ones.view(np.uint8), (~missing).view(np.uint8)
+
+
+def _read_words(
+    values: NDArray[Any], ones: NDArray[np.bool_], is_valid: NDArray[np.bool_], words: set[str]
+) -> None:
+    """Mark the words that are read as bits as valid, and those that mean 1 as ones."""
+    if values.dtype.kind not in "OUT":
+        return
+    unread = ~is_valid
+    texts = [v.strip().lower() if isinstance(v, str) else "" for v in values[unread].tolist()]
+    bits = [BITS_BY_WORD.get(text) for text in texts]
+    ones[unread] = [bit == 1 for bit in bits]
+    is_valid[unread] = [bit is not None for bit in bits]
+    words.update(BITS_BY_WORD.keys() & {*texts})
 
 
 def convert_segments(values: ArrayLike, n_rows: int) -> NDArray[Any]:
@@ -775,6 +818,7 @@ def _convert_frame_batch(
     remedy: str,
     first: int,
     levels: Mapping[str, tuple[str, ...]],
+    words: set[str] | None = None,
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None]:
     """Convert column by column, as columns may differ in type; parameters as for arrays."""
     import narwhals as nw
@@ -790,7 +834,7 @@ def _convert_frame_batch(
         if own_rule is None and column.dtype == nw.Categorical:
             own_remedy = _suggest_order(name, column)
         converted, observed = convert_values(
-            cells[:, None], (name,), own_rule, own_remedy, first, levels
+            cells[:, None], (name,), own_rule, own_remedy, first, levels, words
         )
         X[:, index] = converted[:, 0]
         if observed is not None:

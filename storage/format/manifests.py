@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from storage.errors import DataError, StoreUnreachableError
@@ -93,7 +94,11 @@ def _read_json(folder: AnyPath, kind: str) -> dict[str, Any]:
 def _explain_missing(folder: AnyPath, kind: str) -> str:
     noun = kind.removeprefix("latentbits-")
     if not folder.exists():
-        return f"{folder}: there {'are' if kind == CODES_FORMAT else 'is'} no such {noun}."
+        verb = "are" if kind == CODES_FORMAT else "is"
+        has_parent = isinstance(folder, Path) and folder.parent.name and folder.parent.is_dir()
+        own = f" {folder.parent}" if has_parent else ""
+        remedy = f" List the fits: python -m flows.runs{own}" * (kind == ARTIFACT_FORMAT)
+        return f"{folder}: there {verb} no such {noun}.{remedy}"
     if is_unfinished(folder, kind):
         return (
             f"{folder}: this is not {format_kind(kind, 'complete')}: its writing was interrupted. "

@@ -33,6 +33,7 @@ from storage.sources.value_codes import (
     mark_missing,
     merge_bitmaps,
     pack_codes,
+    parse_number,
     store_numbers,
 )
 
@@ -130,7 +131,7 @@ def find_ordered_dictionaries(
         levels = [token for token in tokens if not options.is_declared_missing(token)]
         if (known := options.feature_maps.get(name)) is not None:
             check_same_order(levels, known, columns or name, place)
-        elif encode_tokens(levels, options).tolist() not in ([], [0], [1], [0, 1]):
+        elif [*map(parse_number, levels)] not in ([], [0], [1], [0, 1]):
             found[name] = make_level_map(columns or name, levels, place)
     return found
 

@@ -7,11 +7,12 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
 from glob import has_magic
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -416,13 +417,18 @@ def choose_features(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the features of a dataset that the options select, and those of them to reverse.
 
-    Texts in `reverse` are names or patterns, or several with commas between them. Raises
-    `DataError` if one matches no feature, or no feature is left.
+    Texts in the options and in `reverse` are names or patterns, or several with commas between
+    them. Raises `DataError` if one matches no feature, or no feature is left.
     """
+    known = {*names}
+
+    def split(texts: Sequence[str]) -> tuple[str, ...]:
+        parts = ([text] if text in known else split_names(text) for text in texts)
+        return tuple(chain.from_iterable(parts))
+
+    options = replace(options, features=split(options.features), drop=split(options.drop))
     selected = select_feature_names(path, names, options, "feature")
-    known = {*selected}
-    patterns = [own for text in reverse for own in ([text] if text in known else split_names(text))]
-    matches = _match_columns(path, "{reverse}", patterns, selected, False, "feature")
+    matches = _match_columns(path, "{reverse}", split(reverse), selected, False, "feature")
     return selected, tuple(name for name in selected if name in matches)
 
 

@@ -34,11 +34,13 @@ from storage.sources.text import (
     open_text,
 )
 from storage.sources.value_codes import (
+    BITS_BY_WORD,
     INVALID,
     ReadOptions,
     ValueMap,
     encode_tokens,
     find_map,
+    parse_number,
 )
 
 _MANY_COLUMNS = 2000
@@ -280,7 +282,7 @@ def open_csv(path: str, options: ReadOptions) -> CsvSource:
     """
     delimiter, words = read_csv_header(path, options.encoding)
     plain = ReadOptions(options.missing)
-    has_header = any(encode_tokens([word], plain) == INVALID for word in dict.fromkeys(words))
+    has_header = not all(_is_value(word, plain) for word in dict.fromkeys(words))
     if has_header and _is_row(words, options):
         raise DataError(
             f"{path}: the first line contains values, not names. "
@@ -361,5 +363,12 @@ def _split_line(line: str, delimiter: str) -> list[str]:
 
 
 def _is_row(words: Sequence[str], options: ReadOptions) -> bool:
-    codes = (encode_tokens([word], options, find_map(options.maps, word)) for word in words)
-    return all(code != INVALID for code in codes)
+    return all(_is_value(word, options, find_map(options.maps, word)) for word in words)
+
+
+def _is_value(word: str, options: ReadOptions, value_map: ValueMap | None = None) -> bool:
+    """Return whether a word of the first line is a value; `correct` is rather a name."""
+    may_be_name = value_map is None and parse_number(word) is None
+    if may_be_name and word.strip().lower() in BITS_BY_WORD:
+        return False
+    return bool(encode_tokens([word], options, value_map) != INVALID)

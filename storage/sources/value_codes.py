@@ -57,9 +57,13 @@ MISSING_TOKENS = frozenset({"", "?", "na", "n/a", "nan", "none", "null"})
 _MIN_IDENTIFIERS, _IDENTIFIER_SHARE = 20, 0.9
 _BIT_SHARE = 0.9
 _BIT_WORDS = frozenset({"0", "1"})
-_YES_WORDS = frozenset(
-    {"1", "yes", "y", "yea", "aye", "true", "t", "ja", "oui", "si", "sí", "correct"}
-)
+BITS_BY_WORD = {
+    **dict.fromkeys(("yes", "yea", "aye", "true", "ja", "oui", "si", "sí", "correct"), 1),
+    **dict.fromkeys(("no", "nay", "false", "nein", "non", "incorrect", "wrong"), 0),
+}
+"""Words that are read as bits without a map; single letters may mean something else."""
+_YES_WORDS = frozenset({"1", "y", "t", *(word for word, bit in BITS_BY_WORD.items() if bit)})
+_NO_WORDS = frozenset({"0", "n", "f", *(word for word, bit in BITS_BY_WORD.items() if not bit)})
 # From the lowest to the highest; words of several scales do not occur together.
 _GRADES = (
     *("strongly disagree", "disagree", "never", "not at all", "none", "nay", "no", "low", "poor"),
@@ -67,7 +71,6 @@ _GRADES = (
     *("undecided", "perhaps", "maybe", "average", "good", "often", "usually", "high", "a lot"),
     *("yes", "yea", "aye", "agree", "very good", "excellent", "always", "strongly agree"),
 )
-_NO_WORDS = frozenset({"0", "no", "n", "nay", "false", "f", "nein", "non", "incorrect", "wrong"})
 
 
 def parse_number(text: str) -> float | None:
@@ -76,6 +79,15 @@ def parse_number(text: str) -> float | None:
     if word in ("true", "false"):
         return float(word == "true")
     return parse_float(word)
+
+
+def parse_bit(text: str) -> int | None:
+    """Return the bit that a number or a word such as yes or n means; None for anything else."""
+    word = text.strip().lower()
+    number = parse_number(word)
+    if word in _YES_WORDS or number == 1:
+        return 1
+    return 0 if word in _NO_WORDS or number == 0 else None
 
 
 @dataclass(frozen=True)
@@ -276,6 +288,9 @@ class ReadOptions:
     absent_chunks
         The meaning of chunks that a Zarr array does not store; by default, they are read as the
         fill value, with a warning.
+    words_read
+        The words of `BITS_BY_WORD` that were read as bits so far, other than true and false, by
+        these options and all that `replace` makes of them.
     """
 
     missing: tuple[str, ...] = ()
@@ -288,6 +303,7 @@ class ReadOptions:
     feature_maps: Mapping[str, ValueMap] = field(default_factory=dict)
     encoding: str | None = None
     absent_chunks: AbsentChunks | None = None
+    words_read: set[str] = field(default_factory=set, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_encoding_name(self.encoding)
@@ -441,13 +457,23 @@ def encode_tokens(
     """Encode words: missing ones, numbers, true and false; anything else is INVALID."""
     if value_map is not None:
         return np.array([_encode_by_map(token, options, value_map) for token in tokens], np.uint8)
-    numbers = [None if token is None else parse_number(token) for token in tokens]
+    numbers = [None if token is None else _parse_value(token, options) for token in tokens]
     values = np.array([n or 0.0 for n in numbers])
     codes = _encode_observed(values, options, None)
     codes[[number is None for number in numbers]] = INVALID
     codes[np.isnan(values)] = MISSING
     codes[[is_missing(token, options) for token in tokens]] = MISSING
     return codes
+
+
+def _parse_value(text: str, options: ReadOptions) -> float | None:
+    """Parse a number, or a word that is read as a bit."""
+    if (number := parse_number(text)) is not None or options.threshold is not None:
+        return number
+    bit = BITS_BY_WORD.get(word := text.strip().lower())
+    if bit is not None and not options.is_declared_missing(text):
+        options.words_read.add(word)
+    return bit
 
 
 def _encode_by_map(token: str | None, options: ReadOptions, value_map: ValueMap) -> int:

@@ -175,7 +175,7 @@ def test_next_items_read_the_answers_as_they_are() -> None:
     fitted = lb.fit(X, "latent-trait", components=1)
     (warning,) = [text for text in fitted.warnings if "other way" in text]
     assert warning.endswith("'x3'. To reverse it, fit with reverse=\"x3\"")
-    with pytest.warns(UserWarning, match=r"'x3'\. To reverse it, fit with x3 reversed in X$"):
+    with pytest.warns(UserWarning, match=r"'x3'\. To reverse it, fit with reverse=.x3.$"):
         lb.LatentTrait(n_components=1).fit(X)
     again = lb.fit(X.assign(x3=1 - X["x3"]), "latent-trait", components=1, reverse="x3")
     (warning,) = [text for text in again.warnings if "other way" in text]

@@ -63,7 +63,8 @@ def test_the_table_has_tests_and_reasons(cli: Any, fit: Any) -> None:
     assert table[1]["against"] == "two"
     found = cli("compare", two, site, three, "--json").json["fits"]
     assert float(table[1]["p"]) == pytest.approx(found[1]["p"])
-    shown = make_comparison_table([{**line, "p": 1e-9} for line in found])
+    names = [line["fit"] for line in found]
+    shown = make_comparison_table([{**line, "p": 1e-9} for line in found], names)
     (p,) = [column for column in shown.columns if column.header == "p"]
     assert [*p.cells] == ["< 0.0001"] * 3
 

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import latentbits as lb
 from storage.artifacts.artifacts import load_artifact
 
 N_ROWS = 200
@@ -63,10 +64,30 @@ def test_scales_are_fitted_and_joined(plain_cli, answers: pd.DataFrame, tmp_path
     links = re.findall('href="([^"]+)"', page)
     assert len(links) == 2
     assert all((combined / link).is_file() for link in links)
+    fits = lb.fit_scales(answers, "scales.csv", "clipped-pca")
+    assert [*fits] == ["calm", "None"]
+    np.testing.assert_array_equal(fits["calm"].params.loadings, alone["loadings"])
+    by_pattern = lb.fit_scales(answers, {"calm": "a*"}, "clipped-pca", reverse="a2")
+    np.testing.assert_array_equal(by_pattern["calm"].params.loadings, alone["loadings"])
     words = ("evaluate", "--dataset", "a.zarr", "--reliability", "--artifact")
-    done = plain_cli(*words, "out")
-    assert done.code == 2
-    assert "out: this is a folder of several fits. Name one of them, such as out/" in done.err
+    done = plain_cli(*words, "out", "--tables", "tables")
+    assert done.code == 0, done.err
+    shown = re.findall("^(calm|None) +all rows +200 +3 ", done.out, re.MULTILINE)
+    assert shown == ["calm", "None"]
+    table = pd.read_csv(tmp_path / "tables" / "reliability-items.csv", keep_default_na=False)
+    assert [*zip(table["scale"], table["feature"], strict=True)] == [
+        *zip(items["scale"], items["feature"], strict=True)
+    ]
+    done = plain_cli(*words, "out", "--artifact", "alone")
+    assert (done.code, "alone has no scales, unlike out. Name folders" in done.err) == (2, True)
+    done = plain_cli("compare", "out", "./out", "--output", "models.csv")
+    assert done.code == 0, done.err
+    assert "\n1: out\n" in done.out
+    models = pd.read_csv(tmp_path / "models.csv", keep_default_na=False)
+    assert [*models["scale"]] == ["calm", "calm", "None", "None"]
+    assert [*models["n_rows"]] == [200] * 4
+    done = plain_cli("compare", "out", "gone")
+    assert (done.code, "gone: there is no such artifact. List the fits:" in done.err) == (2, True)
     done = plain_cli(*words, "out/calm", "--artifact", "out/None")
     assert done.code == 2
     assert "Evaluate fits to other features one at a time." in done.err
@@ -89,6 +110,7 @@ def test_scales_are_fitted_and_joined(plain_cli, answers: pd.DataFrame, tmp_path
     [
         ("item,scale\na11,A\n", (), "has no feature 'a11', an item of scale 'A'. Did you mean 'a"),
         ("item,scale\na1,A\na2,A\na1,A\n", (), "item 'a1' is twice in scale 'A'. Delete a line."),
+        ("item,scale\nz,A\n", (), "an item of scale 'A'. Correct the name, or delete the line. "),
         ("item,scale\n", (), "scales.csv has no items. Write a line for each item."),
         ("item,scale\na1,\n", (), "item 'a1' has no scale. Name one, or delete the line."),
         ("feature,scale\na1,A\n", (), "has no column 'item'. It has: 'feature', 'scale'."),

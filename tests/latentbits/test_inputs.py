@@ -280,3 +280,26 @@ def test_complex_numbers_durations_and_dates_are_refused(values: np.ndarray) -> 
             lb.from_numpy(objects[:, columns])
     with pytest.raises(FitError, match=r"row 1 .* the value is .* not a number"):
         lb.from_dataframe(pd.DataFrame({"a": values[:, 0], "b": [0, 1]}), continuous=["a"])
+
+
+def test_words_of_one_meaning_are_bits(X: np.ndarray) -> None:
+    plain = pd.DataFrame(X.astype(float), columns=NAMES).mask(lambda x: x.index.to_series() == 3)
+    words = plain.replace({1.0: "Yes", 0.0: "no"}).astype(object).where(plain.notna(), None)
+    words["f1"] = plain["f1"]  # numbers and words may be mixed
+    expected = lb.fit(plain, components=2).params.loadings
+    frames = (words, words.astype("category"), pl.DataFrame(words.to_dict("list"), strict=False))
+    for frame in frames:
+        frame = frame if isinstance(frame, pl.DataFrame) else frame.assign(f1=plain["f1"])
+        with pytest.warns(
+            UserWarning, match="^words are read as bits: yes as 1; no as 0$"
+        ) as found:
+            fitted = lb.fit(frame, components=2)
+        np.testing.assert_array_equal(fitted.params.loadings, expected)
+        assert [own.filename for own in found] == [__file__]
+        with pytest.warns(UserWarning, match="words are read"):
+            estimator = lb.ClippedPCA(2, random_state=0).fit(frame)
+        np.testing.assert_array_equal(estimator.loadings_, expected)
+    row = {name: value for name, value in words.iloc[0].items() if value is not None}
+    assert lb.Scorer(fitted)(row) == lb.Scorer(fitted)(dict(plain.iloc[0]))
+    with pytest.raises(FitError, match=r"^row 1 \(.*the value is 'y', not 0, 1, True"):
+        lb.fit(words.assign(f0="y"))

@@ -10,6 +10,7 @@ import scipy.sparse
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.data import tables
 from storage.errors import DataError
 from storage.sources import (
     ReadOptions,
@@ -20,7 +21,7 @@ from storage.sources import (
     parse_levels,
     parse_map,
 )
-from storage.sources.value_codes import find_map
+from storage.sources.value_codes import BITS_BY_WORD, find_map
 
 CALLS = "id,r1,r2\na,Yea,nay\nb, nay ,NAY\nc,paired-yea,\nd,yea,?\n"
 
@@ -157,6 +158,29 @@ def test_numbers_are_compared_as_such():
     assert parse_map("1=0,2=1").find_code(" 2.0 ") == 1
     with pytest.raises(DataError, match=r"^map=\"1=1,1.0=0\": '1.0' is both 1 and 0"):
         parse_map("1=1,1.0=0")
+
+
+def test_words_of_one_meaning_are_bits(tmp_path):
+    path = written(tmp_path / "a.csv", "q1,q2\nyes,0\n No,1\nNA,nein\nTRUE,YES\n")
+    source = open_source(str(path), ReadOptions())
+    (batch,) = source.iter_batches()
+    np.testing.assert_array_equal(batch.X, [[1, 0], [0, 1], [0, 0], [1, 1]])
+    np.testing.assert_array_equal(batch.observed[:, 0], [1, 1, 0, 1])
+    assert source.options.words_read == {"yes", "no", "nein"}  # true is no matter of language
+    assert read(path, missing=("nein",))[0][2, 1] == 2
+    values = pa.array(["no", "yes", None]).dictionary_encode()
+    pa.parquet.write_table(pa.table({"a": values, "b": values}), tmp_path / "a.parquet")
+    np.testing.assert_array_equal(read(tmp_path / "a.parquet")[0][:, 0], [0, 1, 2])
+    with pytest.raises(DataError, match=r"'y' is not 0, 1, .* Use map=\"yes=1,y=1,no=0\""):
+        read(written(path, "a,b\nyes,1\nno,1\ny,0\n"))
+    with pytest.raises(DataError, match="'yes' is not a number"):
+        read(written(path, "a,b\nyes,1\nno,1\n"), threshold=0.5)
+    values, names = read(written(path, "correct,wrong\n1,0\n0,1\n"))  # words as names
+    assert names == ("correct", "wrong")
+
+
+def test_words_are_the_same_in_python():
+    assert tables.BITS_BY_WORD == BITS_BY_WORD
 
 
 def test_yes_and_no_write_a_map():
