@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import scipy
@@ -36,7 +36,7 @@ from pipeline.executors.base import Executor, SerialExecutor
 from pipeline.executors.progress import Progress, ignore_progress
 from pipeline.fitting.loop import fit_model
 from pipeline.fitting.sample_start import BlockSample, make_block_source
-from pipeline.models.capabilities import CanWarmStart, HasContinuousFeatures
+from pipeline.models.capabilities import CanBootstrap, HasContinuousFeatures
 from pipeline.models.mixture import Mixture
 from pipeline.models.state import FitState
 from pipeline.numerics.bits import kernels
@@ -48,23 +48,6 @@ from pipeline.statistics.sums import Sums
 _MIN_SPLITS = 3  # starts of a refit with one more class
 _REFIT_TOLERANCE = 0.05  # of the log-likelihood of all rows, nats
 _STREAM = 0x626C7274  # of random numbers
-
-
-@runtime_checkable
-class CanBootstrap(CanWarmStart, Protocol):
-    """A mixture whose numbers of components can be tested by drawing rows."""
-
-    blrt: int
-    """Number of draws of each test."""
-
-    def make_refit_model(self, n_components: int, tol: float) -> Any:
-        """Return the model that is fitted to drawn rows."""
-
-    def split_component(self, params: Any, component: int, rng: np.random.Generator) -> Any:
-        """Return parameters in which two components that differ at random replace one."""
-
-    def begin_short_runs(self, state: FitState, starts: Sequence[Any]) -> FitState:
-        """Return the start of a stage with these parameters as starts."""
 
 
 def add_class_numbers(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -392,6 +392,23 @@ class CanWarmStart(Protocol):
 
 
 @runtime_checkable
+class CanBootstrap(CanWarmStart, Protocol):
+    """A mixture whose numbers of components can be tested by drawing rows."""
+
+    blrt: int
+    """Number of draws of each test."""
+
+    def make_refit_model(self, n_components: int, tol: float) -> Any:
+        """Return the model that is fitted to drawn rows."""
+
+    def split_component(self, params: Any, component: int, rng: np.random.Generator) -> Any:
+        """Return parameters in which two components that differ at random replace one."""
+
+    def begin_short_runs(self, state: FitState, starts: Sequence[Any]) -> FitState:
+        """Return the start of a stage with these parameters as starts."""
+
+
+@runtime_checkable
 class CanAccelerate(Protocol):
     """Lets the loop extrapolate its EM steps by SQUAREM."""
 
@@ -616,6 +633,9 @@ def check_has_person_fit(model: Model) -> HasPersonFit:
 
 def check_can_score(model: Model, params: Any, kind: ScoreKind) -> CanScore:
     """Return the model if it scores rows in this way; refuse any other."""
+    if kind not in get_args(ScoreKind):
+        kinds = ", ".join(map(repr, get_args(ScoreKind)))
+        raise FitError(f"{{scores}} must be {kinds}, not {kind!r}.")
     if not isinstance(model, CanScore):
         raise FitError(
             f"The model {model.name} has no {kind} scores, only its codes. Leave out {{scores}}."

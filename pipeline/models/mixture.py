@@ -16,7 +16,10 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
+import scipy
+from numpy.typing import NDArray
 
+from pipeline.arrays import Array
 from pipeline.errors import FitError, FitWarning
 from pipeline.learning.convergence import ObjectiveCriterion
 from pipeline.learning.held_out import (
@@ -252,18 +255,24 @@ class Mixture(Model):
         """Return the number of free parameters."""
         raise NotImplementedError
 
-    def keep_order(self, state: FitState) -> FitState:
-        """Return a state whose fit numbers its components as the parameters that it starts from."""
-        return replace(state, auxiliary={**state.auxiliary, "keeps_order": np.array(1)})
+    def keep_order(self, state: FitState, profiles: Array) -> FitState:
+        """Return a state whose fit numbers its components like those that it starts from.
 
-    def sort_components(self, state: FitState, weights: Any) -> Any:
-        """Return the components by weight, the largest first, or as in the start of a warm start.
-
-        EM moves each component from where the earlier fit had it, so equal numbers mean the same.
+        `profiles` are numbers of each component that tell it from others, (n_components, n).
         """
-        if "keeps_order" in state.auxiliary:
-            return np.arange(len(weights))
-        return np.argsort(-weights, kind="stable")
+        return replace(state, auxiliary={**state.auxiliary, "first_profiles": profiles})
+
+    def sort_components(self, state: FitState, weights: Array, profiles: Array) -> NDArray[np.intp]:
+        """Return the components by weight, the largest first; after a warm start, by the earlier.
+
+        EM moves each component from where the earlier fit had it, but perhaps to the place of
+        another one, so components with the most similar profiles get equal numbers.
+        """
+        if (first := state.auxiliary.get("first_profiles")) is None:
+            return np.argsort(-weights, kind="stable")
+        squares = scipy.spatial.distance.cdist(first, profiles, "sqeuclidean")
+        order: NDArray[np.intp] = scipy.optimize.linear_sum_assignment(squares)[1]
+        return order
 
     def _describe_components(self, state: FitState, mass: Any, empty_rows: Any) -> FitState:
         """Add diagnostics, and warnings about components.

@@ -325,7 +325,8 @@ class BernoulliMixture(Mixture):
             own = {name: state.auxiliary[name] for name in names}
             params = replace(params, gaussians=replace(params.gaussians, **own))
         params = self._class_weights.begin(params)
-        return replace(self.keep_order(self._begin_long_run(state, 0.0)), params=params)
+        state = self.keep_order(self._begin_long_run(state, 0.0), params.probabilities)
+        return replace(state, params=params)
 
     def make_refit_model(self, n_components: int, tol: float) -> BernoulliMixture:
         """Return the model that is fitted to drawn rows, without standard errors."""
@@ -545,7 +546,7 @@ class BernoulliMixture(Mixture):
         """Sort the components by their mean weight, and add diagnostics and warnings."""
         values = statistics.values
         params = self._class_weights.finish(state.params, statistics)
-        order = self.sort_components(state, params.weights)
+        order = self.sort_components(state, params.weights, params.probabilities)
         params = params.take_components(order)
         if params.n_levels is not None:
             by_level = find_level_probabilities(params.probabilities, params.planes_per_feature + 1)

@@ -459,7 +459,8 @@ class TreeMixture(Mixture):
         params = replace(params, margins=state.auxiliary["margins"])
         if state.auxiliary["is_wide"]:
             return replace(state, params=params)
-        return replace(self.keep_order(self._begin_long_run(state, 0.0)), params=params)
+        state = self.keep_order(self._begin_long_run(state, 0.0), _list_profiles(params))
+        return replace(state, params=params)
 
     def summarize(
         self, params: TreeMixtureParams, working: Arrays, block: BinaryBlock, rng: RowRandom
@@ -588,8 +589,8 @@ class TreeMixture(Mixture):
 
     def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Sort the components by weight, and add diagnostics and warnings."""
-        order = self.sort_components(state, state.params.weights)
         old = state.params
+        order = self.sort_components(state, old.weights, _list_profiles(old))
         params = replace(
             old, weights=old.weights[order], parents=old.parents[order], tables=old.tables[order]
         )
@@ -719,6 +720,11 @@ def _compute_log_likelihoods(params: TreeMixtureParams, block: BinaryBlock) -> A
 
 def _is_binary_and_complete(params: TreeMixtureParams, block: BinaryBlock) -> bool:
     return params.n_levels is None and block.observed_words is None
+
+
+def _list_profiles(params: TreeMixtureParams) -> Array:
+    """Return the mean tables of each component over the levels of parents, (n_components, n)."""
+    return params.tables.mean(axis=2).reshape(len(params.tables), -1)
 
 
 def _run_e_step(
