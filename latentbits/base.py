@@ -65,6 +65,7 @@ from pipeline.models.capabilities import (
     HasLogLikelihood,
     HasLowerBound,
     IsMixture,
+    ScoreKind,
     check_can_reconstruct,
     check_can_sample,
 )
@@ -124,6 +125,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     n_components: int | str | None
     n_segments: int | None
     binarize: float | Literal["mean"] | None
+    reverse: Sequence[str] | None
     random_state: Any
     n_jobs: int | None
     fitted_: Fitted
@@ -243,6 +245,9 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         settings = {name: getattr(self, name) for name in list_hyperparameters(self.model_class)}
         # None is the default number in `fit`, but the model's choice in estimators.
         components = AUTO if self.n_components is None else self.n_components
+        if self.reverse is not None:
+            names = self._list_names(self.n_features_in_)
+            _, asked["reverse"] = api.choose_fit_features(names, reverse=self.reverse)
         return FitRequest(self.model_class.name, components, settings, seed=self.seed_, **asked)
 
     def _set_fitted(self, fitted: Fitted) -> Self:
@@ -263,13 +268,25 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             setattr(self, name, values)
         return self
 
-    def transform(self, X: Any, segments: ArrayLike | None = None) -> NDArray[Any]:
-        """Compute the latent codes, (n_samples, n_components), float32 if X is."""
+    def transform(
+        self, X: Any, segments: ArrayLike | None = None, *, scores: ScoreKind = "eap"
+    ) -> NDArray[Any]:
+        """Compute the latent codes, (n_samples, n_components), float32 if X is.
+
+        Parameters
+        ----------
+        X, segments
+            As for `fit`.
+        scores
+            How to score rows, as for `latentbits.transform`: "eap", "map", "ml", "wle" or "sum".
+            Models other than LatentTrait have only "eap".
+        """
         check_is_fitted(self)
         dataset = self._make_dataset(self._check_X(X), None, segments)
-        executor = make_executor(self.n_jobs)
-        codes = api.transform(self.fitted_, dataset, seed=self.seed_, executor=executor)
-        return _cast_like(X, codes["mean"])
+        options: dict[str, Any] = {"seed": self.seed_, "executor": make_executor(self.n_jobs)}
+        codes = api.transform(self.fitted_, dataset, scores=scores, **options)
+        values = codes["mean"] if scores == "eap" else codes["score"].reshape(len(codes["row"]), -1)
+        return _cast_like(X, values)
 
     @available_if(_has_capability(HasLogLikelihood, HasLowerBound))
     def score_samples(
@@ -324,7 +341,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         indices = None if segments is None else self._find_segments(segments, len(codes))
         model = check_can_reconstruct(self.fitted_.model)
         values = model.reconstruct(self.fitted_.params, codes.astype(np.float64), indices)
-        return np.asarray(sum_planes(values, self._list_features()), codes.dtype)
+        return self._restore_values(sum_planes(values, self._list_features()).astype(codes.dtype))
 
     @available_if(_has_capability(CanImpute))
     def impute(self, X: Any, segments: ArrayLike | None = None) -> NDArray[Any]:
@@ -353,7 +370,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             seed=self.seed_,
             executor=make_executor(self.n_jobs),
         )
-        return _cast_like(X, codes["imputed_expected_levels"])
+        return _cast_like(X, self._restore_values(codes["imputed_expected_levels"]))
 
     @available_if(_has_capability(IsMixture))
     def predict_proba(self, X: Any) -> NDArray[Any]:
@@ -388,7 +405,14 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         X: NDArray[np.uint8] = check_can_sample(self.fitted_.model).sample(
             self.fitted_.params, n_samples, rng
         )
-        return sum_planes(X, self._list_features())
+        return self._restore_values(sum_planes(X, self._list_features()))
+
+    def _restore_values(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return values on the scale of X, (n_samples, n_features); reversed ones are turned."""
+        for place, feature in enumerate(self._list_features()):
+            if feature.name in self.fitted_.manifest.get("reversed", ()):
+                values[:, place] = feature.n_planes - values[:, place]
+        return values
 
     def _list_features(self) -> tuple[Feature, ...]:
         """Return the features of X; those of the fit may be their planes."""
@@ -443,7 +467,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
                 header = X.head(0).collect()
             validate_data(self, header, **options, skip_check_array=True)
             rows = open_frame(X, list_columns(X))
-        elif self.binarize is None and _list_categories(X):
+        elif self.binarize is None and (_list_categories(X) or (_has_texts(X) and not has_levels)):
             validate_data(self, X, **options, skip_check_array=True)
             frame = wrap_frame(X, "")
             rows = open_frame(frame, list_columns(frame))
@@ -627,6 +651,16 @@ def _list_categories(X: Any) -> dict[str, Sequence[Any]]:
         return {}
     frame = wrap_frame(X, "")
     return list_ordered_categories(frame, list_columns(frame))
+
+
+def _has_texts(X: Any) -> bool:
+    """Return whether a data frame has columns of texts, such as yes and no."""
+    if not is_into_dataframe(X):
+        return False
+    import narwhals as nw  # only data frames need it
+
+    kinds = (nw.String, nw.Categorical, nw.Enum, nw.Object)
+    return any(isinstance(kind, kinds) for kind in wrap_frame(X, "").schema.values())
 
 
 def _find_largest_codes(rows: RowBatches) -> NDArray[np.int64]:

@@ -1,10 +1,11 @@
 """A scikit-learn estimator for each model, such as `ClippedPCA` and `LatentTrait`.
 
 The arguments are the model's settings, of which `n_components` needs no name, and `binarize`,
-`random_state` and `n_jobs`, which all estimators have. X may be an array, a data frame, or whatever
-else `latentbits.fit` takes, except paths; NaN marks missing values. Constant features are kept,
-with a warning, because folds of a cross-validation often have some; `constant_features="refuse"`
-refuses them. After `fit`, `fitted_` holds the result of `latentbits.fit`.
+`reverse`, `random_state` and `n_jobs`, which all estimators have. X may be an array, a data frame,
+or whatever else `latentbits.fit` takes, except paths; NaN marks missing values. Constant features
+are kept, with a warning, because folds of a cross-validation often have some;
+`constant_features="refuse"` refuses them. After `fit`, `fitted_` holds the result of
+`latentbits.fit`.
 
 Models of segments (BLICA, BinaryICALikelihood, LinearIVAE, Bottleneck) take y as the segment of
 each row, because pipelines and grid searches pass y to every step. If y is something else, such as
@@ -35,6 +36,8 @@ _SEGMENT_SETTINGS = {
 _COMMON_SETTINGS = {
     "binarize": "Values above it become 1, all others 0; `mean` takes the mean of each feature "
     "over the fitted rows, None accepts only 0 and 1.",
+    "reverse": "Names or patterns of columns to reverse, such as ['N5', 'E*'], whose lowest level "
+    "counts as the highest and so on; None reverses none.",
     "random_state": "Seed of all random draws, a RandomState, or None for NumPy's global state.",
     "n_jobs": "Number of threads; None is 1, -1 one per CPU. Results do not depend on it.",
 }

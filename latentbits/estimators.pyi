@@ -48,6 +48,9 @@ class Autoencoder(ModelEstimator):
     binarize
         Values above it become 1, all others 0; `mean` takes the mean of each feature over
         the fitted rows, None accepts only 0 and 1.
+    reverse
+        Names or patterns of columns to reverse, such as ['N5', 'E*'], whose lowest level
+        counts as the highest and so on; None reverses none.
     random_state
         Seed of all random draws, a RandomState, or None for NumPy's global state.
     n_jobs
@@ -70,6 +73,7 @@ class Autoencoder(ModelEstimator):
     max_iter: int
     tol: float
     binarize: float | Literal["mean"] | None
+    reverse: Sequence | None
     random_state: Any
     n_jobs: int | None
     weights_: NDArray[np.float64]
@@ -95,6 +99,7 @@ class Autoencoder(ModelEstimator):
         max_iter: int = 100,
         tol: float = 1e-05,
         binarize: float | Literal["mean"] | None = None,
+        reverse: Sequence | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None: ...
@@ -125,6 +130,9 @@ class BLICA(ModelEstimator):
     binarize
         Values above it become 1, all others 0; `mean` takes the mean of each feature over
         the fitted rows, None accepts only 0 and 1.
+    reverse
+        Names or patterns of columns to reverse, such as ['N5', 'E*'], whose lowest level
+        counts as the highest and so on; None reverses none.
     random_state
         Seed of all random draws, a RandomState, or None for NumPy's global state.
     n_jobs
@@ -139,6 +147,7 @@ class BLICA(ModelEstimator):
     bootstrap: int
     n_segments: int | None
     binarize: float | Literal["mean"] | None
+    reverse: Sequence | None
     random_state: Any
     n_jobs: int | None
     mixing_: NDArray[np.float64]
@@ -176,6 +185,7 @@ class BLICA(ModelEstimator):
         bootstrap: int = 0,
         n_segments: int | None = None,
         binarize: float | Literal["mean"] | None = None,
+        reverse: Sequence | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None: ...
@@ -213,6 +223,9 @@ class BernoulliMixture(WeightedModelEstimator):
     binarize
         Values above it become 1, all others 0; `mean` takes the mean of each feature over
         the fitted rows, None accepts only 0 and 1.
+    reverse
+        Names or patterns of columns to reverse, such as ['N5', 'E*'], whose lowest level
+        counts as the highest and so on; None reverses none.
     random_state
         Seed of all random draws, a RandomState, or None for NumPy's global state.
     n_jobs
@@ -229,6 +242,7 @@ class BernoulliMixture(WeightedModelEstimator):
     max_iter: int
     tol: float
     binarize: float | Literal["mean"] | None
+    reverse: Sequence | None
     random_state: Any
     n_jobs: int | None
     probabilities_: NDArray[np.float64]
@@ -268,6 +282,7 @@ class BernoulliMixture(WeightedModelEstimator):
         max_iter: int = 500,
         tol: float = 1e-06,
         binarize: float | Literal["mean"] | None = None,
+        reverse: Sequence | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None: ...
@@ -297,6 +312,9 @@ class BinaryICALikelihood(ModelEstimator):
     binarize
         Values above it become 1, all others 0; `mean` takes the mean of each feature over
         the fitted rows, None accepts only 0 and 1.
+    reverse
+        Names or patterns of columns to reverse, such as ['N5', 'E*'], whose lowest level
+        counts as the highest and so on; None reverses none.
     random_state
         Seed of all random draws, a RandomState, or None for NumPy's global state.
     n_jobs
@@ -312,6 +330,7 @@ class BinaryICALikelihood(ModelEstimator):
     tol: float
     n_segments: int | None
     binarize: float | Literal["mean"] | None
+    reverse: Sequence | None
     random_state: Any
     n_jobs: int | None
     mixing_: NDArray[np.float64]
@@ -342,6 +361,7 @@ class BinaryICALikelihood(ModelEstimator):
         tol: float = 0.01,
         n_segments: int | None = None,
         binarize: float | Literal["mean"] | None = None,
+        reverse: Sequence | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None: ...
@@ -376,6 +396,9 @@ class Bottleneck(ModelEstimator):
     binarize
         Values above it become 1, all others 0; `mean` takes the mean of each feature over
         the fitted rows, None accepts only 0 and 1.
+    reverse
+        Names or patterns of columns to reverse, such as ['N5', 'E*'], whose lowest level
+        counts as the highest and so on; None reverses none.
     random_state
         Seed of all random draws, a RandomState, or None for NumPy's global state.
     n_jobs
@@ -394,6 +417,7 @@ class Bottleneck(ModelEstimator):
     max_iter: int
     tol: float
     binarize: float | Literal["mean"] | None
+    reverse: Sequence | None
     random_state: Any
     n_jobs: int | None
     weights_: NDArray[np.float64]
@@ -419,6 +443,7 @@ class Bottleneck(ModelEstimator):
         max_iter: int = 100,
         tol: float = 1e-05,
         binarize: float | Literal["mean"] | None = None,
+        reverse: Sequence | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None: ...
@@ -459,6 +484,9 @@ class ClippedPCA(WeightedModelEstimator):
     binarize
         Values above it become 1, all others 0; `mean` takes the mean of each feature over
         the fitted rows, None accepts only 0 and 1.
+    reverse
+        Names or patterns of columns to reverse, such as ['N5', 'E*'], whose lowest level
+        counts as the highest and so on; None reverses none.
     random_state
         Seed of all random draws, a RandomState, or None for NumPy's global state.
     n_jobs
@@ -476,6 +504,7 @@ class ClippedPCA(WeightedModelEstimator):
     errors: Literal["model", "none"]
     null_draws: int
     binarize: float | Literal["mean"] | None
+    reverse: Sequence | None
     random_state: Any
     n_jobs: int | None
     loadings_: NDArray[np.float64]
@@ -507,6 +536,7 @@ class ClippedPCA(WeightedModelEstimator):
         errors: Literal["model", "none"] = "model",
         null_draws: int = 20,
         binarize: float | Literal["mean"] | None = None,
+        reverse: Sequence | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None: ...
@@ -521,6 +551,9 @@ class FastICA(ModelEstimator):
     binarize
         Values above it become 1, all others 0; `mean` takes the mean of each feature over
         the fitted rows, None accepts only 0 and 1.
+    reverse
+        Names or patterns of columns to reverse, such as ['N5', 'E*'], whose lowest level
+        counts as the highest and so on; None reverses none.
     random_state
         Seed of all random draws, a RandomState, or None for NumPy's global state.
     n_jobs
@@ -530,6 +563,7 @@ class FastICA(ModelEstimator):
 
     n_components: int | None
     binarize: float | Literal["mean"] | None
+    reverse: Sequence | None
     random_state: Any
     n_jobs: int | None
     mixing_: NDArray[np.float64]
@@ -541,6 +575,7 @@ class FastICA(ModelEstimator):
         n_components: int | None = None,
         *,
         binarize: float | Literal["mean"] | None = None,
+        reverse: Sequence | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None: ...
@@ -575,6 +610,9 @@ class HiddenTree(WeightedModelEstimator):
     binarize
         Values above it become 1, all others 0; `mean` takes the mean of each feature over
         the fitted rows, None accepts only 0 and 1.
+    reverse
+        Names or patterns of columns to reverse, such as ['N5', 'E*'], whose lowest level
+        counts as the highest and so on; None reverses none.
     random_state
         Seed of all random draws, a RandomState, or None for NumPy's global state.
     n_jobs
@@ -590,6 +628,7 @@ class HiddenTree(WeightedModelEstimator):
     max_iter: int
     tol: float
     binarize: float | Literal["mean"] | None
+    reverse: Sequence | None
     random_state: Any
     n_jobs: int | None
     weights_: NDArray[np.float64]
@@ -609,6 +648,7 @@ class HiddenTree(WeightedModelEstimator):
         max_iter: int = 200,
         tol: float = 0.0001,
         binarize: float | Literal["mean"] | None = None,
+        reverse: Sequence | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None: ...
@@ -630,6 +670,9 @@ class KernelPCA(ModelEstimator):
     binarize
         Values above it become 1, all others 0; `mean` takes the mean of each feature over
         the fitted rows, None accepts only 0 and 1.
+    reverse
+        Names or patterns of columns to reverse, such as ['N5', 'E*'], whose lowest level
+        counts as the highest and so on; None reverses none.
     random_state
         Seed of all random draws, a RandomState, or None for NumPy's global state.
     n_jobs
@@ -641,6 +684,7 @@ class KernelPCA(ModelEstimator):
     width: float | None
     landmarks: int | None
     binarize: float | Literal["mean"] | None
+    reverse: Sequence | None
     random_state: Any
     n_jobs: int | None
     landmarks_: NDArray[np.uint8]
@@ -656,6 +700,7 @@ class KernelPCA(ModelEstimator):
         width: float | None = None,
         landmarks: int | None = None,
         binarize: float | Literal["mean"] | None = None,
+        reverse: Sequence | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None: ...
@@ -681,6 +726,9 @@ class LaplacianEigenmap(ModelEstimator):
     binarize
         Values above it become 1, all others 0; `mean` takes the mean of each feature over
         the fitted rows, None accepts only 0 and 1.
+    reverse
+        Names or patterns of columns to reverse, such as ['N5', 'E*'], whose lowest level
+        counts as the highest and so on; None reverses none.
     random_state
         Seed of all random draws, a RandomState, or None for NumPy's global state.
     n_jobs
@@ -694,6 +742,7 @@ class LaplacianEigenmap(ModelEstimator):
     width: float | None
     landmarks: int | None
     binarize: float | Literal["mean"] | None
+    reverse: Sequence | None
     random_state: Any
     n_jobs: int | None
     rows_: NDArray[np.uint8]
@@ -710,6 +759,7 @@ class LaplacianEigenmap(ModelEstimator):
         width: float | None = None,
         landmarks: int | None = None,
         binarize: float | Literal["mean"] | None = None,
+        reverse: Sequence | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None: ...
@@ -800,6 +850,9 @@ class LatentTrait(WeightedModelEstimator):
     binarize
         Values above it become 1, all others 0; `mean` takes the mean of each feature over
         the fitted rows, None accepts only 0 and 1.
+    reverse
+        Names or patterns of columns to reverse, such as ['N5', 'E*'], whose lowest level
+        counts as the highest and so on; None reverses none.
     random_state
         Seed of all random draws, a RandomState, or None for NumPy's global state.
     n_jobs
@@ -830,6 +883,7 @@ class LatentTrait(WeightedModelEstimator):
     max_iter: int
     tol: float
     binarize: float | Literal["mean"] | None
+    reverse: Sequence | None
     random_state: Any
     n_jobs: int | None
     weights_: NDArray[np.float64]
@@ -915,6 +969,7 @@ class LatentTrait(WeightedModelEstimator):
         max_iter: int = 500,
         tol: float = 1e-07,
         binarize: float | Literal["mean"] | None = None,
+        reverse: Sequence | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None: ...
@@ -947,6 +1002,9 @@ class LinearIVAE(ModelEstimator):
     binarize
         Values above it become 1, all others 0; `mean` takes the mean of each feature over
         the fitted rows, None accepts only 0 and 1.
+    reverse
+        Names or patterns of columns to reverse, such as ['N5', 'E*'], whose lowest level
+        counts as the highest and so on; None reverses none.
     random_state
         Seed of all random draws, a RandomState, or None for NumPy's global state.
     n_jobs
@@ -964,6 +1022,7 @@ class LinearIVAE(ModelEstimator):
     tol: float
     n_segments: int | None
     binarize: float | Literal["mean"] | None
+    reverse: Sequence | None
     random_state: Any
     n_jobs: int | None
     mixing_: NDArray[np.float64]
@@ -991,6 +1050,7 @@ class LinearIVAE(ModelEstimator):
         tol: float = 1e-05,
         n_segments: int | None = None,
         binarize: float | Literal["mean"] | None = None,
+        reverse: Sequence | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None: ...
@@ -1051,6 +1111,9 @@ class NoisyOr(ModelEstimator):
     binarize
         Values above it become 1, all others 0; `mean` takes the mean of each feature over
         the fitted rows, None accepts only 0 and 1.
+    reverse
+        Names or patterns of columns to reverse, such as ['N5', 'E*'], whose lowest level
+        counts as the highest and so on; None reverses none.
     random_state
         Seed of all random draws, a RandomState, or None for NumPy's global state.
     n_jobs
@@ -1078,6 +1141,7 @@ class NoisyOr(ModelEstimator):
     max_iter: int
     tol: float
     binarize: float | Literal["mean"] | None
+    reverse: Sequence | None
     random_state: Any
     n_jobs: int | None
     weights_: tuple[NDArray[np.float64], ...]
@@ -1106,6 +1170,7 @@ class NoisyOr(ModelEstimator):
         max_iter: int = 200,
         tol: float = 1e-05,
         binarize: float | Literal["mean"] | None = None,
+        reverse: Sequence | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None: ...
@@ -1158,6 +1223,9 @@ class RestrictedBoltzmannMachine(ModelEstimator):
     binarize
         Values above it become 1, all others 0; `mean` takes the mean of each feature over
         the fitted rows, None accepts only 0 and 1.
+    reverse
+        Names or patterns of columns to reverse, such as ['N5', 'E*'], whose lowest level
+        counts as the highest and so on; None reverses none.
     random_state
         Seed of all random draws, a RandomState, or None for NumPy's global state.
     n_jobs
@@ -1182,6 +1250,7 @@ class RestrictedBoltzmannMachine(ModelEstimator):
     tol: float
     starts: int | None
     binarize: float | Literal["mean"] | None
+    reverse: Sequence | None
     random_state: Any
     n_jobs: int | None
     weights_: NDArray[np.float64]
@@ -1211,6 +1280,7 @@ class RestrictedBoltzmannMachine(ModelEstimator):
         tol: float = 1e-05,
         starts: int | None = None,
         binarize: float | Literal["mean"] | None = None,
+        reverse: Sequence | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None: ...
@@ -1255,6 +1325,9 @@ class Stack(ModelEstimator):
     binarize
         Values above it become 1, all others 0; `mean` takes the mean of each feature over
         the fitted rows, None accepts only 0 and 1.
+    reverse
+        Names or patterns of columns to reverse, such as ['N5', 'E*'], whose lowest level
+        counts as the highest and so on; None reverses none.
     random_state
         Seed of all random draws, a RandomState, or None for NumPy's global state.
     n_jobs
@@ -1276,6 +1349,7 @@ class Stack(ModelEstimator):
     max_iter: int
     tol: float
     binarize: float | Literal["mean"] | None
+    reverse: Sequence | None
     random_state: Any
     n_jobs: int | None
     weights_: tuple[NDArray[np.float64], ...]
@@ -1299,6 +1373,7 @@ class Stack(ModelEstimator):
         max_iter: int = 100,
         tol: float = 1e-05,
         binarize: float | Literal["mean"] | None = None,
+        reverse: Sequence | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None: ...
@@ -1326,6 +1401,9 @@ class TreeMixture(WeightedModelEstimator):
     binarize
         Values above it become 1, all others 0; `mean` takes the mean of each feature over
         the fitted rows, None accepts only 0 and 1.
+    reverse
+        Names or patterns of columns to reverse, such as ['N5', 'E*'], whose lowest level
+        counts as the highest and so on; None reverses none.
     random_state
         Seed of all random draws, a RandomState, or None for NumPy's global state.
     n_jobs
@@ -1340,6 +1418,7 @@ class TreeMixture(WeightedModelEstimator):
     max_iter: int
     tol: float
     binarize: float | Literal["mean"] | None
+    reverse: Sequence | None
     random_state: Any
     n_jobs: int | None
     weights_: NDArray[np.float64]
@@ -1357,6 +1436,7 @@ class TreeMixture(WeightedModelEstimator):
         max_iter: int = 200,
         tol: float = 0.0001,
         binarize: float | Literal["mean"] | None = None,
+        reverse: Sequence | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None: ...

@@ -270,8 +270,6 @@ class Fitted(ResultDisplayMixin):
         names = self._argument_names
 
         def spell(name: str, value: str | None) -> str:
-            if names and name == "reverse":  # estimators take all columns as they are
-                return f"{value or 'these items'} reversed in X"
             return spell_in_python(names.get(name, name), value)
 
         return tuple(spell_parameters(text, spell) for text in self.manifest["warnings"])

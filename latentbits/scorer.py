@@ -38,6 +38,7 @@ from pipeline.inference.next_items import (
     make_item_bank,
 )
 from pipeline.inference.transform import cast_for_storage
+from pipeline.models.capabilities import ScoreKind, check_can_score
 from pipeline.params import label_positions
 from pipeline.random import RowRandom
 
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 _VALUES_REMEDY = "Pass one of these values."
 _ROW_REMEDY = "Pass one row as a dictionary {feature: value}, or several as a data frame."
+_Columns = dict[str, list[tuple[tuple[int, ...], str]]]
 _MAX_SHOWN = 60  # characters of a name that an error shows
 
 
@@ -101,24 +103,33 @@ class Scorer:
         numbers = self._make_numbers(1)
         for observed in (None, some):
             codes = self._compute_codes(self._pack(some, observed, UNKNOWN_SEGMENT, numbers))
-        dims, names = fitted.model.codes, {"feature": fitted.feature_names}
-        self._columns = {
+        self._columns = {"eap": self._list_columns(codes)}
+
+    def _list_columns(self, codes: Mapping[str, NDArray[Any]]) -> _Columns:
+        """Return the name of each number of the codes of a row, by array, with its place."""
+        own = dict.fromkeys(("score", "standard_error"), ("component",))
+        dims, names = {**own, **self.fitted.model.codes}, {"feature": self.fitted.feature_names}
+        return {
             array: [
                 (index, array + suffix)
-                for index, suffix in label_positions(dims[array], values.shape[1:], names)
+                for index, suffix in label_positions(
+                    dims.get(array, ())[: values.ndim - 1], values.shape[1:], names
+                )
             ]
             for array, values in codes.items()
         }
 
     @overload
     def __call__(
-        self, rows: Mapping[str, Any], segment: str | None = None
+        self, rows: Mapping[str, Any], segment: str | None = None, *, scores: ScoreKind = "eap"
     ) -> dict[str, float | bool]: ...
 
     @overload
-    def __call__(self, rows: Any, segment: str | None = None) -> LatentCodes: ...
+    def __call__(
+        self, rows: Any, segment: str | None = None, *, scores: ScoreKind = "eap"
+    ) -> LatentCodes: ...
 
-    def __call__(self, rows: Any, segment: str | None = None) -> Any:
+    def __call__(self, rows: Any, segment: str | None = None, *, scores: ScoreKind = "eap") -> Any:
         """Compute the latent codes of one row or of a data frame.
 
         Parameters
@@ -131,6 +142,9 @@ class Scorer:
         segment
             Name of the segment of all rows, or of their group if the fit has groups. None takes the
             mean of the fitted segments. Models without segments ignore it.
+        scores
+            How to score rows by a latent-trait fit, as for `latentbits.transform`: "eap", "map",
+            "ml", "wle" or "sum". Except for "eap", the numbers are `score_1`, `standard_error_1`, …
 
         Returns
         -------
@@ -148,11 +162,13 @@ class Scorer:
         """
         index = self._find_segment(segment)
         if not isinstance(rows, Mapping):
-            return self._score_frame(rows, segment)
-        codes = self._compute_codes(self._pack_row(rows, index))
+            return self._score_frame(rows, segment, scores)
+        codes = self._compute_codes(self._pack_row(rows, index), scores)
+        if scores not in self._columns:
+            self._columns[scores] = self._list_columns(codes)
         return {
             column: codes[array][(0, *position)].item()
-            for array, columns in self._columns.items()
+            for array, columns in self._columns[scores].items()
             for position, column in columns
         }
 
@@ -294,19 +310,26 @@ class Scorer:
         columns = None if numbers is None else np.ascontiguousarray(numbers.T)
         return pack_block(X, observed, segment, numbers=columns)
 
-    def _compute_codes(self, block: BinaryBlock) -> dict[str, NDArray[Any]]:
+    def _compute_codes(
+        self, block: BinaryBlock, scores: ScoreKind = "eap"
+    ) -> dict[str, NDArray[Any]]:
+        model, params = self.fitted.model, self.fitted.params
         with limit_blas_threads():
-            codes = self.fitted.model.transform(self.fitted.params, block, self._rng)
+            if scores == "eap":
+                codes = model.transform(params, block, self._rng)
+            else:
+                codes = check_can_score(model, params, scores).score_rows(params, block, scores)
+        is_finite = codes.get("is_finite", True)
         return {
-            name: cast_for_storage(name, values, block.rows, "float64")
+            name: cast_for_storage(name, values, block.rows, "float64", is_finite)
             for name, values in codes.items()
         }
 
-    def _score_frame(self, df: Any, segment: str | None) -> LatentCodes:
+    def _score_frame(self, df: Any, segment: str | None, scores: ScoreKind) -> LatentCodes:
         from latentbits.functions import transform_dataset  # imports evaluation too: half a second
 
         dataset = self._make_dataset(df, segment or "")
-        return transform_dataset(self.fitted, dataset, executor=make_executor(1))
+        return transform_dataset(self.fitted, dataset, scores=scores, executor=make_executor(1))
 
     def _make_dataset(self, df: Any, segment: str) -> MemoryDataset:
         frame = wrap_frame(df, _ROW_REMEDY)

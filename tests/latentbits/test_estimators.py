@@ -90,7 +90,7 @@ def test_arguments_are_the_settings_of_the_model(name: str) -> None:
     kind = getattr(lb, name)
     defaults = {f.name: f.default for f in fields(kind.model_class)} | {"constant_features": "keep"}
     settings = ("n_components", *list_hyperparameters(kind.model_class))
-    common = {"binarize": None, "random_state": None, "n_jobs": None}
+    common = dict.fromkeys(("binarize", "reverse", "random_state", "n_jobs"))
     common |= {"n_segments": None} if name in TIME_BINS else {}
     assert kind().get_params() == {name: defaults[name] for name in settings} | common
     assert kind(3).n_components == 3
@@ -242,6 +242,35 @@ def test_scores_of_rows_are_those_of_the_functions(X: np.ndarray) -> None:
     assert made.score(X) == nats.mean() == pytest.approx(found, 1e-12)
     few = [5, 900, 17]
     np.testing.assert_allclose(made.score_samples(X[few]), nats[few], rtol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_reversed_columns_and_scores_are_those_of_the_functions(X: np.ndarray) -> None:
+    levels = np.column_stack([X[:, :3], X[:, 3] + X[:, 4]])
+    made = lb.LatentTrait(1, reverse=["x3", "x[0]"], max_iter=3, random_state=0).fit(levels)
+    turned = levels.copy()
+    turned[:, 0], turned[:, 3] = 1 - levels[:, 0], 2 - levels[:, 3]
+    plain = lb.LatentTrait(1, max_iter=3, random_state=0).fit(turned)
+    Z = made.transform(levels)
+    np.testing.assert_array_equal(Z, plain.transform(turned))
+    assert made.score(levels) == plain.score(turned)
+    expected = plain.inverse_transform(Z)
+    expected[:, 0], expected[:, 3] = 1 - expected[:, 0], 2 - expected[:, 3]
+    np.testing.assert_allclose(made.inverse_transform(Z), expected, rtol=1e-12)
+    np.testing.assert_allclose(made.sample(4000).mean(axis=0), np.nanmean(levels, axis=0), atol=0.1)
+    scorer = lb.Scorer(made)
+    row = dict(zip(made.fitted_.manifest["reversed"], [1, 2], strict=True))
+    for kind in ("map", "wle", "sum"):
+        scores = made.transform(levels, scores=kind)
+        found = lb.transform(plain.fitted_, turned, scores=kind)["score"]
+        np.testing.assert_array_equal(scores.ravel(), found.ravel())
+    one = scorer({"x0": 1, "x1": 0, "x2": 1, "x3": 2}, scores="wle")
+    frame = pd.DataFrame({"x0": [1], "x1": [0], "x2": [1], "x3": [2]})
+    assert one["score_1"] == scorer(frame, scores="wle")["score"][0, 0]
+    assert one["is_finite"] is True
+    assert [*scorer(row, scores="sum")] == ["score", "standard_error"]
+    with pytest.raises(FitError, match=r"^scores must be 'eap', 'map'"):
+        scorer(row, scores="mean")
 
 
 @pytest.mark.parametrize("name", ["LatentTrait", "NoisyOr", "BLICA", "KernelPCA", "ClippedPCA"])
