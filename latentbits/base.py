@@ -125,7 +125,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     n_components: int | str | None
     n_segments: int | None
     binarize: float | Literal["mean"] | None
-    reverse: Sequence[str] | None
+    reverse: list[str] | None
     random_state: Any
     n_jobs: int | None
     fitted_: Fitted
