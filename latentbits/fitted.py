@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -133,7 +134,8 @@ class Plots:
                     f"There is no figure {name!r}.{format_suggestion(name, figures)} "
                     f"The figures are: {', '.join(figures)}.{has_rows}"
                 )
-            return Picture(figures[name].title, figures[name].note, figures[name])
+            title = figures[name].heading or figures[name].title
+            return Picture(title, figures[name].note, figures[name])
 
         plot.__name__ = name
         return plot
@@ -147,7 +149,10 @@ class Plots:
         except ValueError as error:  # no representation may fail
             return f"Plots\n  {error}"
         width = max(map(len, names), default=0)
-        lines = (f"  {name + '()':<{width + 2}}  {figure.title}" for name, figure in names.items())
+        lines = (
+            f"  {name + '()':<{width + 2}}  {figure.heading or figure.title}"
+            for name, figure in names.items()
+        )
         rows = "NAME(data) also draws figures of other rows than those of the fit"
         return "\n".join(("Plots", *lines, f"  {rows}"))
 
@@ -397,7 +402,8 @@ class Fitted(ResultDisplayMixin):
     def _repr_html_(self) -> str:
         from flows.report.findings import summarize_findings
 
-        sentences = summarize_findings(self._to_loaded_model(), None, None)
+        topics = summarize_findings(self._to_loaded_model(), None, None)
+        sentences = chain.from_iterable(topics.values())
         items = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences)
         return f"<ul>{items}</ul>{super()._repr_html_()}"
 

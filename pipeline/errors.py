@@ -171,6 +171,17 @@ def format_suggestion(word: str, choices: Iterable[str]) -> str:
     return f" Did you mean {matches[0]!r}?" if matches else ""
 
 
+def format_share(share: float, decimals: int = 0) -> str:
+    """Format a share as a percentage, with more decimals where rounding would hide a difference.
+
+    Only shares of 0 and 1, but for rounding errors of arithmetic, are `0%` and `100%`.
+    """
+    if not 1e-9 < share < 1 - 1e-9:
+        return f"{share:.{decimals}%}"
+    texts = (f"{share:.{n}%}" for n in range(decimals, 9))
+    return next(text for text in texts if float(text[:-1]) not in (0, 100))
+
+
 class FitError(ValueError):
     """A computation is impossible as requested; the message states problem, place and remedy.
 

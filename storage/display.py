@@ -125,8 +125,10 @@ def _describe_ones(
     except DataError as error:
         yield "ones", str(error)
         return
+    # Below 100 % unless all are ones.
+    shares = np.where(ones == n_rows, 100.0, np.minimum(100 * ones / n_rows, 99.9))
     rare, common = (
-        f"{_shorten_name(names[i])} ({100 * ones[i] / n_rows:.3g} % of rows)"
+        f"{_shorten_name(names[i])} ({shares[i]:.3g} % of rows)"
         for i in (ones.argmin(), ones.argmax())
     )
     yield "ones", f"{ones.sum() / n_rows:.4g} per row; rarest {rare}, most common {common}"

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from flows.cli.errors import format_warnings
 from pipeline.data.features import read_dataset_features
+from pipeline.errors import format_share
 from pipeline.learning.convergence import describe_passes
 from pipeline.params import get_array
 
@@ -225,7 +226,7 @@ def _format_class_number(name: str, value: Any) -> str:
         "blrt_statistic": 1,
     }
     if name == "smallest_class":
-        return f"{value:.1%}"
+        return format_share(value, 1)
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:z,.{decimals.get(name, 1)}f}".replace("-", "−")
@@ -255,7 +256,8 @@ def format_feature_count(n_features: int, n_fitted: int) -> str:
 
 def summarize_fit(manifest: Mapping[str, Any], params: Any) -> dict[str, Any]:
     """Summarize a fit from its manifest and parameters."""
-    names = ("model", "split", "n_samples", "n_components", "iterations", "converged")
+    names = ("model", "hyperparameters", "split", "n_samples", "n_components")
+    names += ("iterations", "converged")
     n_features, n_fitted = count_features(manifest)
     spectrum = get_array(params, "eigenvalues")
     return {
@@ -306,17 +308,21 @@ def print_scales(summary: Mapping[str, Any]) -> None:
 
 
 def _make_fit_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    from pipeline.models.registry import find_model_class  # slow to import
+    from pipeline.models.registry import find_model_class, read_vocabulary  # slow to import
+    from pipeline.models.vocabulary import format_count
 
     longest = sorted(summary["stages"].values())[-_MAX_STAGES:]
     stages = ", ".join(f"{n} {own:.2f}" for n, own in summary["stages"].items() if own in longest)
-    n = summary["n_components"]
+    words = read_vocabulary(summary)
     rows = [
-        ("model", f"{summary['model']}, {n} component{'s' * (n != 1)}"),
+        ("model", f"{summary['model']}, {format_count(summary['n_components'], words.component)}"),
         ("rows", format_row_count(summary["n_samples"], summary["split"])),
         *list_weights(summary),
         *list_covariates(summary),
-        ("features", format_feature_count(summary["n_dataset_features"], summary["n_features"])),
+        (
+            words.features,
+            format_feature_count(summary["n_dataset_features"], summary["n_features"]),
+        ),
         format_segment_count(summary["n_segments"], summary["group"]),
         *list_known_items(summary),
         ("passes", describe_passes(summary["iterations"], summary["converged"])),

@@ -17,7 +17,7 @@ from pipeline.data.covariates import Covariates
 from pipeline.data.datasets import get_row_columns, make_row_source
 from pipeline.data.row_columns import RowColumns
 from pipeline.data.weights import RowWeights
-from pipeline.errors import FitError
+from pipeline.errors import FitError, format_share
 from pipeline.evaluation.class_covariates import regress_classes
 from pipeline.evaluation.class_outcomes import (
     check_are_no_covariates,
@@ -203,7 +203,7 @@ def _make_outcome_table(outcome: Mapping[str, Any]) -> Table:
     for k, (size, estimates, errors) in enumerate(parts, start=1):
         pairs = zip(estimates, errors, strict=True)
         cells = (f"{value:.4g} ± {error:.2g}" for value, error in pairs)
-        table.add_row(f"{k}", f"{size:.1%}", *cells)
+        table.add_row(f"{k}", format_share(size, 1), *cells)
     return table
 
 

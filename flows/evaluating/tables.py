@@ -19,6 +19,7 @@ from flows.cli.summary import (
 from flows.evaluating.outcomes import print_outcomes
 from flows.evaluating.reliability import print_reliability
 from flows.evaluating.roll_calls import print_roll_calls
+from pipeline.errors import format_share
 
 _CONSOLE_WIDTH = 400  # wide enough not to break lines of the table
 LIKELIHOOD_MEASURES = (
@@ -306,7 +307,7 @@ def _make_comparison_table(models: Sequence[ModelSummary], differences: Differen
             "nats per bit": f"{model['nll_per_bit']:.4f}" if "nll_per_bit" in model else "",
             "R²": _format_mean(model, "r2"),
             "correlation": _format_mean(model, "correlation"),
-            "held-out wrong": f"{own['wrong_values']:.2%}" if "wrong_values" in own else "",
+            "held-out wrong": format_share(own["wrong_values"], 2) if "wrong_values" in own else "",
             "held-out nats": f"{own['nll_per_value']:.4f}" if "nll_per_value" in own else "",
             "held-out R²": _format_mean(own, "r2"),
             "inside 90 %": _format_share(own.get("inside_90")),
@@ -334,7 +335,7 @@ def _format_errors(
     if measure not in model:
         return ""
     mark = _format_mark(_find_difference(models, model, measure, differences)) or " "
-    return f"{model[measure]:.2%} {mark}"
+    return f"{format_share(model[measure], 2)} {mark}"
 
 
 def _format_mean(model: ModelSummary, name: str) -> str:
@@ -343,7 +344,7 @@ def _format_mean(model: ModelSummary, name: str) -> str:
 
 
 def _format_share(share: float | None) -> str:
-    return "" if share is None else f"{share:.1%}"
+    return "" if share is None else format_share(share, 1)
 
 
 def _iter_footnotes(models: Sequence[ModelSummary], differences: Differences) -> Iterator[str]:
@@ -383,7 +384,7 @@ def _iter_footnotes(models: Sequence[ModelSummary], differences: Differences) ->
 
 def _format_prediction(prediction: Mapping[str, Any]) -> str:
     if "accuracy" in prediction:
-        return f"{prediction['accuracy']:.2%} right"
+        return f"{format_share(prediction['accuracy'], 2)} right"
     return f"R² {prediction['r2']:.4f}" if prediction.get("r2") is not None else ""
 
 
@@ -426,7 +427,7 @@ def _iter_share_lines(model: ModelSummary) -> Iterator[str]:
     for own in model.get("levels", ()):
         correlation = own["rank_correlation"]
         rank = "" if correlation is None else f", rank correlation {correlation:.3f}"
-        yield f"levels: {own['feature']}: wrong {own['wrong_levels']:.2%}{rank}"
+        yield f"levels: {own['feature']}: wrong {format_share(own['wrong_levels'], 2)}{rank}"
     for kind, scores in (("measurements", model), ("held out", model.get("held_out", {}))):
         for own in scores.get("continuous", ()):
             values = {"rmse": own["rmse"], "R²": own["r2"], "correlation": own["correlation"]}
@@ -583,7 +584,8 @@ def _make_code_table(models: Sequence[ModelSummary]) -> Table:
 def _format_accuracy(result: Mapping[str, Any] | None, suffix: str) -> str:
     if result is None:
         return ""
-    return f"{result['accuracy' + suffix]:.1%} ± {result['standard_error' + suffix]:.1%}"
+    accuracy = format_share(result["accuracy" + suffix], 1)
+    return f"{accuracy} ± {result['standard_error' + suffix]:.1%}"
 
 
 def _iter_code_footer_lines(models: Sequence[ModelSummary]) -> Iterator[str]:
@@ -593,7 +595,8 @@ def _iter_code_footer_lines(models: Sequence[ModelSummary]) -> Iterator[str]:
         yield "continuity: 1 if neighbours by bits are neighbours by codes; 0.5 by chance"
     for result in _select_results(models, _NEIGHBOUR_LABELS)[:1]:
         column, n_without = result["column"], result["rows_without"]
-        yield f"{column}: {result['commonest']:.1%} by always predicting the commonest label"
+        share = format_share(result["commonest"], 1)
+        yield f"{column}: {share} by always predicting the commonest label"
         if n_without:
             yield f"{column}: {n_without:,} rows without a label are left out"
 

@@ -91,7 +91,7 @@ def _write_pictures(figures: Mapping[AnyPath, Figure], kind: PictureFormat) -> N
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(render_picture(figure, kind))
     captions = [
-        f"{path.name}: {f'{figure.title}. {figure.note}'.strip()}\n"
+        f"{path.name}: {f'{figure.heading or figure.title}. {figure.note}'.strip()}\n"
         for path, figure in figures.items()
     ]
     for folder in {path.parent for path in figures}:

@@ -1,4 +1,4 @@
-"""The findings at the top of a report, in a few sentences."""
+"""The findings at the top of a report: sentences by topic, those about problems first."""
 
 from __future__ import annotations
 
@@ -20,13 +20,19 @@ from flows.report.figures.text import format_number
 from flows.report.figures.trees import find_edges, iter_edge_sentences
 from flows.report.tables import format_dataset_name
 from pipeline.data.features import name_planes, read_features
+from pipeline.errors import format_share
 from pipeline.evaluation.calibration import ShareComparison
 from pipeline.learning.convergence import describe_ending
+from pipeline.models.latent_trait.fit_warnings import find_reversed_items
+from pipeline.models.vocabulary import Vocabulary, format_count
 from storage.artifacts.artifacts import Artifact
 
 Array = NDArray[np.float64]
 
 _MAX_COMPONENTS, _MAX_FEATURES = 3, 3
+_MAX_ITEMS = 12  # of a problem that are named
+_MIN_COMMUNALITY = 0.1
+_NORMAL_QUANTILE = 1.96  # of 97.5 %
 _MIN_LEADING_SHARE = 0.5  # of the largest value
 # A. Maydeu-Olivares, H. Joe, Mult. Behav. Res. 49 (2014)
 _CLOSE_RMSEA, _ADEQUATE_RMSEA = 0.05, 0.089
@@ -36,8 +42,8 @@ _MAX_CHANCE_RATIO = 1.5  # of a root mean square to the one by chance; pairs sha
 
 def summarize_findings(
     fitted: LoadedModel, correlations: Array | None, pairs: ShareComparison | None
-) -> list[str]:
-    """Summarize the components and the fit of the model, as sentences.
+) -> dict[str, list[str]]:
+    """Summarize the items, components and fit of the model: sentences by topic.
 
     Parameters
     ----------
@@ -50,38 +56,125 @@ def summarize_findings(
         The joint frequencies in the figure of the calibration; None if there is no such figure.
     """
     artifact, causes, edges = fitted.artifact, find_causes(fitted), find_edges(fitted)
+    words, statistics = fitted.model.vocabulary, _get_fit_statistics(artifact)
     units = iter_unit_sentences(causes, fitted.feature_names, _MAX_FEATURES) if causes else ()
-    statistics = artifact.manifest["diagnostics"].get("fit_statistics", {})
-    return [
-        _format_fit(artifact.manifest),
-        *_iter_number_sentences(artifact.manifest),
-        *_iter_share_sentences(artifact),
-        *units,
-        *(iter_edge_sentences(edges, fitted.feature_names, _MAX_FEATURES) if edges else ()),
-        *_iter_state_sentences(artifact),
-        *(() if causes else _iter_component_sentences(artifact, correlations)),
-        *_iter_group_sentences(artifact),
-        *_iter_pair_sentences(pairs, statistics),
-        *_iter_reliability_sentences(statistics),
-        *_iter_misfit_sentences(artifact),
-    ]
+    undetermined = fitted.model.undetermined
+    topics = {
+        f"{words.features} to check".capitalize(): _iter_item_sentences(artifact, words),
+        words.components.capitalize(): [
+            *_iter_number_sentences(artifact, words),
+            *_iter_share_sentences(artifact),
+            *units,
+            *(iter_edge_sentences(edges, fitted.feature_names, _MAX_FEATURES) if edges else ()),
+            *_iter_state_sentences(artifact),
+            *(() if causes else _iter_component_sentences(artifact, words, correlations)),
+            *_iter_group_sentences(artifact, words),
+        ],
+        "Not determined": [f"No data determine {undetermined}."] if undetermined else [],
+        "Fit": [
+            *_iter_pair_sentences(pairs, statistics),
+            *_iter_reliability_sentences(statistics, words),
+        ],
+        "Data": [_format_fit(artifact.manifest, words)],
+    }
+    found = {topic: [*sentences] for topic, sentences in topics.items()}
+    return {topic: sentences for topic, sentences in found.items() if sentences}
 
 
-def _format_fit(manifest: Mapping[str, Any]) -> str:
-    q = manifest["n_components"]
-    components = f"{q:,} {'component' if q == 1 else 'components'}"
+def _get_fit_statistics(artifact: Artifact) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = artifact.manifest["diagnostics"].get("fit_statistics", {})
+    return found
+
+
+def _format_fit(manifest: Mapping[str, Any], words: Vocabulary) -> str:
+    components = format_count(manifest["n_components"], words.component)
     rows = f"{manifest.get('n_samples', manifest['dataset']['n_rows']):,} rows"
     rows += f" (split {manifest['split']})" if manifest["split"] else ""
     date = f" on {manifest['created'][:10]}" if manifest.get("created") else ""
     ending = "" if manifest["converged"] else f"; it {describe_ending(False)}"
     n, n_fitted = count_features(manifest)
-    features = f"{n:,} {'feature' if n == 1 else 'features'}"
+    features = format_count(n, words.feature)
     features += f" ({n_fitted:,} by level)" * (n_fitted != n)
     data = f"{rows} of {features} of {format_dataset_name(manifest)}"
     return f"{manifest['model']} was fitted with {components} to {data}{date}{ending}."
 
 
-def _iter_number_sentences(manifest: Mapping[str, Any]) -> Iterator[str]:
+def _iter_item_sentences(artifact: Artifact, words: Vocabulary) -> Iterator[str]:
+    """Name the items that are reversed, that the components hardly explain, or that misfit."""
+    names, is_found = artifact.manifest["feature_names"], False
+    for subject, verbs, indices in _iter_item_problems(artifact, words):
+        is_found = True
+        n_more = len(indices) - _MAX_ITEMS
+        shown = [names[i] for i in indices[:_MAX_ITEMS]] + [f"{n_more:,} more"] * (n_more > 0)
+        yield f"{subject}{_join_words(shown)} {verbs[len(indices) > 1]}."
+    if not is_found and _has_single_trait(artifact):
+        yield (
+            f"None: no {words.feature} points the other way, and all depend on the "
+            f"{words.component}."
+        )
+
+
+def _has_single_trait(artifact: Artifact) -> bool:
+    """Return whether items have slopes on one trait, with standard errors."""
+    return "difficulty" in artifact and "weights_error" in artifact
+
+
+def _iter_item_problems(
+    artifact: Artifact, words: Vocabulary
+) -> Iterator[tuple[str, tuple[str, str], Sequence[int]]]:
+    """Yield the kinds of problems: words before the names, verbs for one and several, indices."""
+    unbounded = find_unbounded_weights(artifact)
+    if _has_single_trait(artifact):
+        slopes, errors = artifact["weights"][:, 0], artifact["weights_error"][:, 0]
+        reversed_items, _ = find_reversed_items(slopes, errors)
+        if reversed_items.size:
+            ending = "the other way than most"
+            yield "", (f"points {ending}", f"point {ending}"), reversed_items.tolist()
+        # A known slope has no error.
+        is_weak = (np.abs(slopes) < _NORMAL_QUANTILE * errors) & ~unbounded
+        if is_weak.any():
+            ending = f"not depend on the {words.component}"
+            yield "", (f"may {ending}", f"may {ending}"), np.flatnonzero(is_weak).tolist()
+    if "communality" in artifact and artifact.manifest["n_components"]:
+        communality = np.asarray(artifact["communality"])
+        weak = np.flatnonzero(communality < _MIN_COMMUNALITY)
+        if weak.size:
+            shares = "share less than a tenth of {} variance with the " + words.components
+            order = weak[np.argsort(communality[weak], kind="stable")]
+            one = shares.format("its").replace("share", "shares", 1)
+            yield "", (one, shares.format("their")), order.tolist()
+    if 0 < unbounded.sum() < len(unbounded):
+        ending = "no finite weight"
+        yield "", (f"has {ending}", f"have {ending}"), np.flatnonzero(unbounded).tolist()
+    if "s_x2_p" in artifact:  # corrected for the number of items
+        p = np.asarray(artifact["s_x2_p"])
+        level = _SIGNIFICANCE_LEVEL / max(np.isfinite(p).sum(), 1)
+        misfits = [i for i in np.argsort(p, kind="stable").tolist() if p[i] < level]
+        if misfits:
+            ending = "beyond chance (S-X²)"
+            yield "By sum score ", (f"misfits {ending}", f"misfit {ending}"), misfits
+
+
+def _iter_number_sentences(artifact: Artifact, words: Vocabulary) -> Iterator[str]:
+    """Yield the number of components and the reason for it."""
+    manifest = artifact.manifest
+    q, diagnostics = manifest["n_components"], manifest["diagnostics"]
+    text = format_count(q, words.component)
+    if manifest["hyperparameters"].get("n_components", q) is not None:
+        reason = "as set"
+    elif "null_eigenvalues" in artifact:
+        reason = "whose eigenvalues exceed those of independent features (parallel analysis)"
+    elif diagnostics.get("held_out_scores"):
+        reason = "the number that describes held-out rows best"
+    elif diagnostics.get("class_numbers"):
+        reason = "the number with the lowest BIC"
+    else:
+        reason = "the number that the fit chose"
+    yield f"{text}, {reason}."
+    yield from _iter_class_number_sentences(manifest)
+
+
+def _iter_class_number_sentences(manifest: Mapping[str, Any]) -> Iterator[str]:
     """Yield the numbers of classes that are best by BIC and by the bootstrap test."""
     table = manifest["diagnostics"].get("class_numbers", ())
     if len(table) < 2 or "bic" not in table[0]:
@@ -139,12 +232,14 @@ def _iter_state_sentences(artifact: Artifact) -> Iterator[str]:
         yield f"The components are the hidden states of {root}, the root of the tree."
 
 
-def _iter_component_sentences(artifact: Artifact, correlations: Array | None) -> Iterator[str]:
+def _iter_component_sentences(
+    artifact: Artifact, words: Vocabulary, correlations: Array | None
+) -> Iterator[str]:
     """Describe each component by its leading features."""
-    names = artifact.manifest["feature_names"]
+    names, component = artifact.manifest["feature_names"], words.component.capitalize()
     if _is_mixture(artifact):
         planes = name_planes(read_features(artifact.manifest))
-        yield from _iter_mixture_sentences(artifact, planes)
+        yield from _iter_mixture_sentences(artifact, planes, component)
         return
     # Unbounded weights do not lead.
     columns = [column * ~find_unbounded_weights(artifact) for column in _find_columns(artifact)]
@@ -156,10 +251,10 @@ def _iter_component_sentences(artifact: Artifact, correlations: Array | None) ->
         leading = [i for i in order if abs(column[i]) > _MIN_LEADING_SHARE * abs(column[order[0]])]
         texts = [f"{names[i]} ({format_number(float(column[i]), 3)})" for i in leading]
         if texts:
-            yield f"Component {k} {verb} {_join_words(texts)}."
+            yield f"{component} {k} {verb} {_join_words(texts)}."
 
 
-def _iter_group_sentences(artifact: Artifact) -> Iterator[str]:
+def _iter_group_sentences(artifact: Artifact, words: Vocabulary) -> Iterator[str]:
     """Describe the means of the traits in the groups with the largest and the smallest mean."""
     if "trait_mean" not in artifact or len(artifact["trait_mean"]) < 2:
         return
@@ -172,7 +267,8 @@ def _iter_group_sentences(artifact: Artifact) -> Iterator[str]:
             f"{'' if error is None or not error[g, k] else f' ± {format_number(error[g, k], 2)}'})"
             for g in ends
         ]
-        yield f"The mean of component {k + 1} is lowest in {texts[0]} and highest in {texts[1]}."
+        subject = f"The mean of {words.component} {k + 1}"
+        yield f"{subject} is lowest in {texts[0]} and highest in {texts[1]}."
 
 
 def _is_mixture(artifact: Artifact) -> bool:
@@ -181,7 +277,9 @@ def _is_mixture(artifact: Artifact) -> bool:
     return dims in ([("component", dim), ("component",)] for dim in ("feature", "plane"))
 
 
-def _iter_mixture_sentences(artifact: Artifact, names: Sequence[str]) -> Iterator[str]:
+def _iter_mixture_sentences(
+    artifact: Artifact, names: Sequence[str], component: str
+) -> Iterator[str]:
     """Describe each component by the features that differ most from all rows."""
     p = np.asarray(artifact["probabilities"])[:_MAX_COMPONENTS]
     if not p.size:
@@ -190,7 +288,7 @@ def _iter_mixture_sentences(artifact: Artifact, names: Sequence[str]) -> Iterato
     for k, shares in enumerate(p if len(artifact["weights"]) > 1 else [], 1):
         leading = np.argsort(-abs(shares - margins), kind="stable")[:_MAX_FEATURES]
         texts = [f"{names[i]} ({shares[i]:.2f}, in all rows {margins[i]:.2f})" for i in leading]
-        yield f"Component {k} differs most in {_join_words(texts)}."
+        yield f"{component} {k} differs most in {_join_words(texts)}."
 
 
 def _find_columns(artifact: Artifact) -> list[Array]:
@@ -229,29 +327,16 @@ def _iter_pair_sentences(
         yield f"RMSEA could not be computed: {statistics['m2_missing']}."
 
 
-def _iter_reliability_sentences(statistics: Mapping[str, Any]) -> Iterator[str]:
+def _iter_reliability_sentences(statistics: Mapping[str, Any], words: Vocabulary) -> Iterator[str]:
     if "reliability" in statistics:
         shares = _join_shares(statistics["reliability"])
         code = "code explains" if len(statistics["reliability"]) == 1 else "codes explain"
-        yield f"A row's {code} {shares} of the variance of the components (reliability)."
-
-
-def _iter_misfit_sentences(artifact: Artifact) -> Iterator[str]:
-    """Name the features with significant misfit by sum score, corrected for their number."""
-    if "s_x2_p" not in artifact:
-        return
-    names, p = artifact.manifest["feature_names"], np.asarray(artifact["s_x2_p"])
-    level = _SIGNIFICANCE_LEVEL / max(np.isfinite(p).sum(), 1)
-    misfits = [i for i in np.argsort(p, kind="stable") if p[i] < level]
-    if misfits:
-        listed, n_more = misfits[:_MAX_FEATURES], len(misfits) - _MAX_FEATURES
-        text = _join_words([names[i] for i in listed]) + (f" and {n_more:,} more" * (n_more > 0))
-        verb = "misfits" if len(misfits) == 1 else "misfit"
-        yield f"By sum score {text} {verb} beyond chance (S-X²)."
+        components = words.component if len(statistics["reliability"]) == 1 else words.components
+        yield f"A {words.row}'s {code} {shares} of the variance of the {components} (reliability)."
 
 
 def _join_shares(shares: Iterable[float]) -> str:
-    return _join_words([f"{share:.0%}" for share in shares])
+    return _join_words([format_share(share) for share in shares])
 
 
 def _join_words(texts: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
-from itertools import compress, groupby, product
+from itertools import chain, compress, groupby, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -147,9 +147,14 @@ class Report:
     pairs: ShareComparison | None
 
     @property
+    def topics(self) -> dict[str, list[str]]:
+        """The findings, as sentences by topic."""
+        return summarize_findings(self.fitted, self.correlations, self.pairs)
+
+    @property
     def findings(self) -> list[str]:
         """The findings, as sentences."""
-        return summarize_findings(self.fitted, self.correlations, self.pairs)
+        return [*chain.from_iterable(self.topics.values())]
 
 
 def build_report_from_artifact(
@@ -224,7 +229,7 @@ def render_page(report: Report) -> str:
     plots = {k: render_plot(f, f"plot{k}") for k, f in enumerate(figures) if f.plot is not None}
     return render_template(
         title=format_title(manifest),
-        findings=report.findings,
+        topics=report.topics,
         overview=[table for table in (make_class_number_table(manifest),) if table is not None],
         number_tables=[
             table

@@ -33,7 +33,7 @@ def write_scales_page(scores: Mapping[str, ScaleScores], page: Path) -> None:
     ]
     text = render_template(
         title=f"{format_dataset_name(manifest)}: {len(scores)} scales, {manifest['model']}",
-        findings=_list_findings(artifacts),
+        topics={"Scales": _list_findings(artifacts)},
         warnings=_list_warnings(artifacts),
         overview=[_make_scale_table(artifacts), *_correlate_scores(scores)],
         number_tables=tables,

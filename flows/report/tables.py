@@ -35,18 +35,20 @@ from flows.report.figures.causes import TextTable
 from flows.report.figures.text import format_number, format_shown_count
 from pipeline.data.datasets import IN_MEMORY
 from pipeline.learning.convergence import describe_passes
-from pipeline.models.registry import get_known_model
+from pipeline.models.registry import get_known_model, read_vocabulary
+from pipeline.models.vocabulary import Vocabulary, make_plural
 from storage.artifacts.artifacts import Artifact
 
 FactRows = list[tuple[str, str]]
 Manifest = Mapping[str, Any]
 _MAX_NAMES = 5
-_MAX_ROWS, _MAX_COLUMNS = 500, 10  # of the table of parameters
+_MAX_ROWS, _MAX_CELLS = 500, 10_000  # of the table of parameters
 _NOTES = {
-    "M₂": "RMSEA, SRMSR, CFI and TLI compare the frequencies of ones of features and pairs of "
-    "features with those of the model (M₂ of Maydeu-Olivares and Joe).",
+    "M₂": "RMSEA, SRMSR, CFI and TLI compare the frequencies of ones of {words.features} and pairs "
+    "of {words.features} with those of the model (M₂ of Maydeu-Olivares and Joe).",
     "C₂": "RMSEA, SRMSR, CFI and TLI compare the frequencies of levels and the mean products of "
-    "the scores 0, 1, 2, … of pairs of features with those of the model (C₂ of Cai and Monroe).",
+    "the scores 0, 1, 2, … of pairs of {words.features} with those of the model "
+    "(C₂ of Cai and Monroe).",
 }
 _NORMAL_NOTE = (
     "χ², RMSEA and TLI allow for the errors of the correlations. The values by normal theory are "
@@ -61,7 +63,7 @@ _MEANINGS = {
     "RMSEA, normal theory": "the same by normal theory",
     "TLI, normal theory": "the same by normal theory",
     "BIC, normal theory": "χ² minus log(rows) per degree of freedom; lower is better",
-    "factors by MAP": "number of components with the least partial correlations (Velicer)",
+    "factors by MAP": "number of {words.components} with the least partial correlations (Velicer)",
     "log-likelihood": "in nats; higher is better",
     "log prior": "log density of the priors at the estimates, not in the other values",
     "parameters": "number of parameters estimated from the data",
@@ -74,9 +76,9 @@ _MEANINGS = {
     "RMSEA": "misfit per degree of freedom: close up to 0.05, adequate up to 0.09",
     "SRMSR": "root mean square of residual correlations: close up to 0.05",
     "CFI, TLI": "from 0 (independence) to 1 (perfect fit)",
-    "marginal reliability": "mean of I / (I + 1) over the trait, with the information I",
+    "marginal reliability": "mean of I / (I + 1) over the {words.component}, with information I",
     "alpha": "of the sum of answers without missing values; evaluate --reliability has intervals",
-    "reliability": "share of a component's variance that the codes explain",
+    "reliability": "share of a {words.component}'s variance that the codes explain",
 }
 
 _FACT_EXPLANATIONS = {
@@ -101,26 +103,26 @@ _ASYMPTOTES = (
     "difficulty, it is halfway between g and 1 − s."
 )
 _COLUMN_EXPLANATIONS = {
-    "difficulty": "Weights are the slopes a and offsets the intercepts d of logistic curves, "
+    "difficulty": "Slopes a and intercepts d are those of logistic curves, "
     "1 / (1 + exp(−a x − d)), so D = 1. At the difficulty b = −d / a, the curve is at ½.",
-    "communality": "Features are sorted by the component with their largest loading. The "
-    "communality is the share of a feature's variance that the components explain, the uniqueness "
-    "the rest.",
-    "sum_of_squares": "Sums of squared loadings allow for correlated components: they add up to "
-    "the communalities.",
+    "communality": "Rows are sorted by the {words.component} with the largest loading. The "
+    "communality is the share of the variance of a {words.feature} that the {words.components} "
+    "explain, the uniqueness the rest.",
+    "sum_of_squares": "Sums of squared loadings allow for correlated {words.components}: they add "
+    "up to the communalities.",
     "guessing": _ASYMPTOTES,
     "slipping": _ASYMPTOTES,
     "coefficients_1": "Coefficients are the change of a trait per unit of the covariate, or "
     "against the reference level, in standard deviations of the trait that covariates leave.",
-    "log_odds_2": "Log-odds compare a component with the first. The table has their change per "
-    "unit of the covariate, or against the reference level.",
-    "level_difficulty_1": "Weights are slopes. A threshold is the position on the component where "
+    "log_odds_2": "Log-odds compare a {words.component} with the first. The table has their change "
+    "per unit of the covariate, or against the reference level.",
+    "level_difficulty_1": "A threshold is the position on the {words.component} where "
     "the level or a higher one has probability ½; of items with partial credit, where the level "
     "and the one below are equally likely.",
     "level_probabilities_1_1": "The first number is the level, counted from 1, the second the "
-    "component.",
-    "deviations": "Weights of a continuous feature are for (value − mean) / scale. Its deviation "
-    "is the standard deviation given the components, in the same units.",
+    "{words.component}.",
+    "deviations": "Weights of a continuous {words.feature} are for (value − mean) / scale. Its "
+    "deviation is the standard deviation given the {words.components}, in the same units.",
     "infit": "Infit and outfit are mean squared residuals, with and without weighting by "
     "information: about 1 if the model holds, larger if answers are more erratic.",
     "s_x2": "S-X² compares the frequencies of levels at each sum score with those of the model; a "
@@ -163,17 +165,17 @@ def format_dataset_name(manifest: Manifest) -> str:
 
 def describe_fit(manifest: Manifest) -> FactRows:
     """Describe the fit in a few names and values."""
-    split = manifest["split"]
+    split, words = manifest["split"], read_vocabulary(manifest)
     facts = [
         ("model", manifest["model"]),
         ("dataset", format_dataset_name(manifest)),
         ("rows", format_row_count(manifest.get("n_samples", manifest["dataset"]["n_rows"]), split)),
         *list_weights(manifest),
         *list_covariates(manifest),
-        ("features", format_feature_count(*count_features(manifest))),
+        (words.features, format_feature_count(*count_features(manifest))),
         format_segment_count(len(manifest["segment_names"]), manifest.get("group")),
         *list_known_items(manifest),
-        ("components", f"{manifest['n_components']:,}"),
+        (words.components, f"{manifest['n_components']:,}"),
         ("passes", describe_passes(manifest["iterations"], manifest["converged"])),
         *list_starts(manifest["diagnostics"]),
     ]
@@ -331,7 +333,8 @@ def make_fit_statistics_table(manifest: Manifest) -> TextTable | None:
     if not statistics:
         return None
     found = _iter_factor_rows(statistics) if "rmsr" in statistics else _iter_rows(statistics)
-    rows = tuple((name, value, _MEANINGS[name]) for name, value in found)
+    words = read_vocabulary(manifest)
+    rows = tuple((name, value, _MEANINGS[name].format(words=words)) for name, value in found)
     if "rmsr" in statistics:
         note = _NORMAL_NOTE
         if reason := statistics.get("normal_missing"):
@@ -340,7 +343,8 @@ def make_fit_statistics_table(manifest: Manifest) -> TextTable | None:
             note += f" Here, they could not be computed: {reason}."
         return TextTable("How well it fits", ("statistic", "value", "meaning"), rows, note)
     form = _name_limited_information(statistics)
-    notes, n_fitted = [_NOTES[form]] if "m2" in statistics else [], _count_fitted_rows(manifest)
+    notes = [_NOTES[form].format(words=words)] if "m2" in statistics else []
+    n_fitted = _count_fitted_rows(manifest)
     missing: dict[str, list[str]] = {}
     for name, pattern, verb in _OPTIONAL_INDICES:
         symbol = pattern.format(form=form)
@@ -440,7 +444,7 @@ def make_parameter_table(
     The parameters of trees are left out, as there are a figure and a table of edges. `correlations`
     have shape (n_features, n_components).
     """
-    columns, title = [], "Parameters"
+    columns, words, title = [], read_vocabulary(artifact.manifest), "Parameters"
     if "parents" not in artifact:
         distinct = _iter_distinct_columns(read_parameter_columns(artifact, "feature"))
         columns = _select_columns([*distinct])
@@ -449,17 +453,18 @@ def make_parameter_table(
             ParameterColumn("correlation", f"_{k}", values)
             for k, values in enumerate(correlations.T, 1)
         ]
-        title = "Correlations of features with components"
+        title = f"Correlations of {words.features} with {words.components}"
     names = artifact.manifest["feature_names"]
     if "communality" not in artifact:
-        return _make_number_table(title, "feature", names, columns)
+        return _make_number_table(title, words.feature, names, columns, words)
     order = _sort_by_factor(np.asarray(artifact["loadings"], np.float64))
     columns.sort(key=lambda column: _FACTOR_ORDER.get(column.array, 3))
     sorted_columns = [
         column._replace(**{n: a[order] for n, a in column._asdict().items() if np.ndim(a) == 1})
         for column in columns
     ]
-    return _make_number_table(title, "feature", [names[i] for i in order], sorted_columns)
+    names = [names[i] for i in order]
+    return _make_number_table(title, words.feature, names, sorted_columns, words)
 
 
 def _sort_by_factor(loadings: NDArray[np.float64]) -> NDArray[np.intp]:
@@ -474,7 +479,8 @@ def make_factor_table(artifact: Artifact) -> NumberTable | None:
     """Return what each factor explains and its correlations, if the fit has communalities."""
     columns = [ParameterColumn(n, "", v) for n, v in read_factor_columns(artifact).items()]
     names = [str(k) for k in range(1, artifact.manifest["n_components"] + 1)]
-    return _make_number_table("Factors", "component", names, columns)
+    words = read_vocabulary(artifact.manifest)
+    return _make_number_table("Factors", words.component, names, columns, words)
 
 
 def _select_columns(columns: Sequence[ParameterColumn]) -> list[ParameterColumn]:
@@ -493,13 +499,14 @@ def make_group_table(artifact: Artifact) -> NumberTable | None:
     """Return the parameters of groups or segments, if there are any."""
     is_grouped = artifact.manifest.get("group") is not None
     title, kind = ("Groups", "group") if is_grouped else ("Segments", "segment")
+    words = read_vocabulary(artifact.manifest)
     if "segments" not in artifact:
-        title, kind = "Distribution of the components", "rows"
+        title, kind = f"Distribution of the {words.components}", "rows"
     columns = [
         column._replace(array=column.array.removeprefix("group_").removeprefix("segment_"))
         for column in read_parameter_columns(artifact, "segment")
     ]
-    return _make_number_table(title, kind, list_segment_names(artifact), columns)
+    return _make_number_table(title, kind, list_segment_names(artifact), columns, words)
 
 
 def make_class_table(artifact: Artifact) -> NumberTable | None:
@@ -508,7 +515,7 @@ def make_class_table(artifact: Artifact) -> NumberTable | None:
         return None
     size = ParameterColumn("size", "", artifact["weights"], artifact["weights_error"])
     names = [f"{k}" for k in range(1, len(size.values) + 1)]
-    return _make_number_table("Classes", "class", names, [size])
+    return _make_number_table("Classes", "class", names, [size], read_vocabulary(artifact.manifest))
 
 
 def make_class_number_table(manifest: Manifest) -> TextTable | None:
@@ -528,17 +535,22 @@ def make_coefficient_table(artifact: Artifact) -> NumberTable | None:
     columns = [c for c in read_parameter_columns(artifact, "covariate") if c.error is not None]
     if "intercepts" in artifact:  # of a mixture, whose first component is the reference
         columns = [column._replace(array="log_odds") for column in columns[1:]]
-    return _make_number_table("Covariates", "covariate", names, columns)
+    words = read_vocabulary(artifact.manifest)
+    return _make_number_table("Covariates", "covariate", names, columns, words)
 
 
 def _make_number_table(
-    title: str, kind: str, names: Sequence[str], columns: Sequence[ParameterColumn]
+    title: str,
+    kind: str,
+    names: Sequence[str],
+    columns: Sequence[ParameterColumn],
+    words: Vocabulary,
 ) -> NumberTable | None:
     """Make a table of the first columns, and of the rows that are largest in the first."""
     distinct = [*_iter_distinct_columns(columns)]
     if not distinct:
         return None
-    shown = distinct[:_MAX_COLUMNS]
+    shown = distinct[: max(1, _MAX_CELLS // min(len(names), _MAX_ROWS))]
     size = np.abs(np.nan_to_num(shown[0].values.astype(np.float64)))
     indices = np.sort(np.argsort(-size, kind="stable")[:_MAX_ROWS])
     cells = [_make_cells(column) for column in shown]
@@ -549,12 +561,13 @@ def _make_number_table(
         note += "Fixed values were not estimated. " if not np.all(errors) else ""
     if any(column.low is not None and column.error is None for column in shown):
         note += "The 95 % interval is in brackets. "
-    largest = f", those with the largest {_format_column(shown[0].name)}"
-    note += format_shown_count(f"{kind}s", len(indices), len(names), largest)
+    headings = [_format_column(column, words) for column in shown]
+    largest = f", those with the largest {headings[0]}"
+    note += format_shown_count(make_plural(kind), len(indices), len(names), largest)
     note += format_shown_count("columns", len(shown), len(distinct))
     shown_names = [column.name for column in shown]
-    note = f"{note.strip()} {explain_columns(shown_names)}".strip()
-    return NumberTable(title, kind, tuple(map(_format_column, shown_names)), rows, note)
+    note = f"{note.strip()} {explain_columns(shown_names, words)}".strip()
+    return NumberTable(title, kind, tuple(headings), rows, note)
 
 
 def _iter_distinct_columns(columns: Iterable[ParameterColumn]) -> Iterator[ParameterColumn]:
@@ -611,9 +624,9 @@ def _format_decimals(value: float, decimals: int) -> str:
     return f"{value:z,.{decimals}f}".replace("-", "−") if np.isfinite(value) else "–"
 
 
-def _format_column(column: str) -> str:
-    named = column.replace("s_x2", "S-X²").replace("level_difficulty", "threshold")
-    return named.replace("_", " ")
+def _format_column(column: ParameterColumn, words: Vocabulary) -> str:
+    name = words.format_array(column.array, column.label)
+    return name.replace("s x2", "S-X²").replace("level difficulty", "threshold")
 
 
 def explain_facts(facts: Sequence[tuple[str, str]]) -> str:
@@ -622,7 +635,7 @@ def explain_facts(facts: Sequence[tuple[str, str]]) -> str:
     return " ".join(meaning for term, meaning in _FACT_EXPLANATIONS.items() if term in text)
 
 
-def explain_columns(columns: Sequence[str]) -> str:
+def explain_columns(columns: Sequence[str], words: Vocabulary) -> str:
     """Explain the columns of the table of parameters."""
     meanings = [text for name, text in _COLUMN_EXPLANATIONS.items() if name in columns]
-    return " ".join(dict.fromkeys(meanings))
+    return " ".join(dict.fromkeys(meanings)).format(words=words)

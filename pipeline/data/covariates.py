@@ -17,7 +17,7 @@ from pipeline.data.blocks import (
     start_reading,
 )
 from pipeline.data.weights import ColumnPart
-from pipeline.errors import FitError, FitWarning
+from pipeline.errors import FitError, FitWarning, format_share
 
 Array = NDArray[np.float64]
 
@@ -91,7 +91,7 @@ class Covariates:
         if not self.leverages:
             return ()
         named = [
-            f"row {row} ({name} is {value:g}, {100 * share:.0f} % of its variance)"
+            f"row {row} ({name} is {value:g}, {format_share(share)} of its variance)"
             for name, row, value, share in self.leverages
         ]
         text = (

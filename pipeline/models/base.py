@@ -17,6 +17,7 @@ from pipeline.models.settings import check_settings
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure
 from pipeline.models.support import Support, check_conflicts, check_features, check_parts
+from pipeline.models.vocabulary import PLAIN, Vocabulary
 from pipeline.params import get_named_arrays, list_arrays
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
@@ -74,6 +75,10 @@ class Model(HasStructure, Protocol):
     """What the model can use of rows and features."""
     independence: ClassVar[str] = "independent features with the same margins"
     """What `independent_log_likelihood` is of."""
+    vocabulary: ClassVar[Vocabulary] = PLAIN
+    """Words for rows, features, components and arrays, in reports and tables."""
+    undetermined: ClassVar[str] = ""
+    """What no data determine, such as the order of components; empty if there is no such thing."""
     summary_diagnostics: ClassVar[tuple[str, ...]] = ()
     """Diagnostics that the summary of a fit shows, if present."""
     unlinked_effect: ClassVar[str] = "how they depend on each other is not determined"

@@ -46,7 +46,7 @@ from numpy.typing import NDArray
 
 from pipeline.arrays import Array
 from pipeline.data.blocks import BinaryBlock
-from pipeline.errors import FitError, FitWarning
+from pipeline.errors import FitError, FitWarning, format_share
 from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
 from pipeline.models.settings import setting
@@ -123,6 +123,9 @@ class KernelPCA(Model):
     """
 
     name: ClassVar[str] = "kernel-pca"
+    undetermined: ClassVar[str] = (
+        "the signs of components, and rotations among those of equal eigenvalue"
+    )
     support: ClassVar[Support] = Support(("binary", "ordinal"), splits_levels=True)
     unlinked_effect: ClassVar[str] = "the codes may show only which part a row belongs to"
     first_statistics: ClassVar[type[DistinctRows]] = DistinctRows
@@ -304,8 +307,8 @@ def _warn_about_unrelated_rows(share: float) -> tuple[FitWarning, ...]:
     """Warn if many pairs of rows have no feature observed in both."""
     if share <= _MAX_UNRELATED:
         return ()
-    text = f"{share:.0%} of the pairs of rows have no feature observed in both, and a kernel of 0, "
-    return (FitWarning(text + "so the codes may show which features a row has"),)
+    text = f"{format_share(share)} of the pairs of rows have no feature observed in both, and a "
+    return (FitWarning(text + "kernel of 0, so the codes may show which features a row has"),)
 
 
 def _feature_margins(statistics: LandmarkSums) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

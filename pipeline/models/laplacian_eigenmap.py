@@ -116,6 +116,9 @@ class LaplacianEigenmap(Model):
     """
 
     name: ClassVar[str] = "laplacian-eigenmap"
+    undetermined: ClassVar[str] = (
+        "the signs of components, and rotations among those of equal eigenvalue"
+    )
     support: ClassVar[Support] = Support(("binary", "ordinal"), splits_levels=True)
     unlinked_effect: ClassVar[str] = "no path of neighbours joins their rows"
     needs_linked_features: ClassVar[bool] = True

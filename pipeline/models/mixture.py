@@ -32,6 +32,7 @@ from pipeline.models.base import Model
 from pipeline.models.capabilities import FitRecord
 from pipeline.models.settings import choose_number_of_starts
 from pipeline.models.state import Arrays, FitState
+from pipeline.models.vocabulary import CLASSES, Vocabulary
 from pipeline.params import get_named_arrays, params_from_arrays
 from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.sums import Sums
@@ -52,6 +53,8 @@ class Mixture(Model):
         is None, the fit has the number with the lowest BIC.
     """
 
+    vocabulary: ClassVar[Vocabulary] = CLASSES
+    undetermined: ClassVar[str] = "the order of the classes, which are sorted by size"
     max_held_out_components: ClassVar[int]
     """Number of components at which the search for their number ends."""
     short_run_tol: ClassVar[float]

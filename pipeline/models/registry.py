@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.errors import FitError, format_suggestion
 from pipeline.models.settings import AUTO, can_be_none, check_types, list_hyperparameters
+from pipeline.models.vocabulary import PLAIN, Vocabulary
 
 if TYPE_CHECKING:
     from pipeline.models.base import Model
@@ -165,6 +166,12 @@ def restore_model(kind: type[Model], recorded: Mapping[str, Any]) -> Model:
     values = {name: value for name, value in recorded.items() if name in names}
     settings: Any = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
     return kind(**settings)
+
+
+def read_vocabulary(manifest: Mapping[str, Any]) -> Vocabulary:
+    """Return the words of a fit's model, given the manifest; plain ones if there is no model."""
+    kind = get_known_model(manifest["model"])
+    return restore_model(kind, manifest["hyperparameters"]).vocabulary if kind else PLAIN
 
 
 def import_model(path: str) -> type[Model]:

@@ -126,7 +126,7 @@ def test_a_report_shows_the_given_rows(
 ) -> None:
     alone, page = fitted.report(), fitted.report(data, label="age", names="name")
     assert alone.findings[0] == page.findings[0]
-    assert page.findings[0].startswith("latent-trait was fitted with 1 component to 600 rows")
+    assert page.findings[-1].startswith("latent-trait was fitted with 1 trait to 600 rows")
     assert "Calibration of pairs" in page.html
     assert "Calibration of pairs" not in alone.html
     assert page._repr_html_().startswith("<iframe ")
@@ -158,7 +158,7 @@ def test_figures_have_the_names_of_the_report(
 
 def test_notebooks_show_the_findings(fitted: lb.Fitted) -> None:
     shown = fitted._repr_html_()
-    assert shown.startswith("<ul><li>latent-trait was fitted with 1 component to 600 rows")
+    assert "<li>latent-trait was fitted with 1 trait to 600 rows" in shown
     assert "<table>" in shown
 
 

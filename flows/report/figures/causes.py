@@ -13,6 +13,7 @@ from flows.report.figures.axes import LARGEST_TEXT, MAX_COLUMNS, plot_heat_map, 
 from flows.report.figures.images import MAX_IMAGES, ImageLayout, render_images
 from flows.report.figures.marks import Figure
 from flows.report.figures.text import format_shown_count
+from pipeline.errors import format_share
 from pipeline.inference.sample import feature_probabilities_by_unit
 from pipeline.models.capabilities import HasHiddenCauses, HiddenCauses
 
@@ -143,7 +144,7 @@ def _format_shares(causes: HiddenCauses) -> list[str]:
     """Format the share of rows in which each unit is on."""
     if causes.activity is None:
         return ["–"] * sum(strengths.shape[1] for strengths in causes.strengths)
-    return [f"{share:.1%}" for share in causes.activity]
+    return [format_share(share, 1) for share in causes.activity]
 
 
 def _format_strongest(

@@ -45,6 +45,7 @@ from pipeline.models.capabilities import (
     HasItemInformation,
     check_can_reconstruct,
 )
+from pipeline.models.vocabulary import Vocabulary
 
 Array = NDArray[np.float64]
 
@@ -53,6 +54,7 @@ SHARES = ColourScale(1.0, is_signed=False)
 _GRID_SIZE, _N_TILES = 61, 9
 _MAX_PAIRS, _N_WORST_PAIRS = 2000, 300
 _MAX_LINES = 40
+_MIN_VISIBLE_SHARE = 0.02  # of the height of a plot that the largest of some curves must have
 _ASPECT_RATIO = 2.0  # of a plot of curves, width by height
 _NAME_POSITIONS = np.linspace(0.05, 0.95, 37)
 _NAME_DISTANCE = 0.02  # of a name from its line, as a share of the plane's width
@@ -70,7 +72,8 @@ def plot_latent_space(
     """Plot the codes of rows, then the features that the model expects at such codes.
 
     `labels` colours the rows; `layout` has the positions of features that are pixels. Curves and
-    lines are of the `chosen` features, or else of those that divide the rows most.
+    lines are of the `chosen` features, or else of the most informative and of those that divide the
+    rows most.
     """
     n_components = coded.codes.shape[1]
     if n_components > 1 and _is_compositional(coded.codes):
@@ -83,12 +86,12 @@ def plot_latent_space(
         return
     if n_components == 1:
         z, P = _reconstruct_over_component(fitted, coded)
-        yield _plot_item_curves(fitted, z, P, _choose_planes(fitted, coded, chosen), not chosen)
+        yield _plot_item_curves(fitted, z, P, coded, chosen)
         if not are_binary(fitted.dataset_features):
             yield from plot_level_curves(fitted, z, P)
         # For items of one trait, unless all their weights are unbounded.
         if "difficulty" in fitted.artifact and not find_unbounded_weights(fitted.artifact).all():
-            yield _plot_information(fitted, coded)
+            yield _plot_information(fitted, z, P, coded)
     elif n_components == 2 and not _is_compositional(coded.codes):
         has_numbers = bool(find_continuous(fitted.features))
         if layout is not None and not has_numbers and not chosen:
@@ -106,12 +109,17 @@ def _choose_planes(
     The latter have the largest variance of P(1) between the rows, the largest first.
     """
     if chosen:
-        features = fitted.features
-        owners = np.repeat([f.name for f in features], [f.n_planes for f in features])
-        return np.flatnonzero(np.isin(owners, chosen))
+        return _find_planes(fitted, chosen)
     model = check_can_reconstruct(fitted.model)
     spread = model.reconstruct(fitted.params, coded.codes).var(axis=0)
     return np.argsort(-spread, kind="stable")[:_MAX_LINES]
+
+
+def _find_planes(fitted: LoadedModel, chosen: Sequence[str]) -> NDArray[np.intp]:
+    """Return the planes of chosen features, or all planes if none is chosen."""
+    features = fitted.features
+    owners = np.repeat([f.name for f in features], [f.n_planes for f in features])
+    return np.flatnonzero(np.isin(owners, chosen)) if chosen else np.arange(len(owners))
 
 
 def _is_compositional(codes: Array) -> bool:
@@ -126,11 +134,13 @@ def _plot_memberships(coded: CodedRows, labels: ColourLabels | None) -> Figure:
     names = [group.name for group in groups]
     means = np.array([coded.codes[group.rows].mean(axis=0) for group in groups])
     label_name = labels.name if labels else "rows"
-    columns = [str(k + 1) for k in range(means.shape[1])]
-    heat_map = plot_heat_map(means, names, columns, (label_name, "component"), is_signed=False)
+    columns, words = [str(k + 1) for k in range(means.shape[1])], coded.words
+    heat_map = plot_heat_map(means, names, columns, (label_name, words.component), is_signed=False)
     grouping = f", by {label_name}" if labels else ""
-    alt = f"Mean share of {len(columns)} components among {len(coded.codes):,} rows{grouping}."
-    return Figure("Share of components", alt, note=alt, **heat_map)
+    alt = f"Mean share of {len(columns)} {words.components} among {len(coded.codes):,} {words.rows}"
+    alt += f"{grouping}."
+    heading = f"Share of {words.components}"
+    return Figure("Share of components", alt, note=alt, heading=heading, **heat_map)
 
 
 def _reconstruct_over_component(fitted: LoadedModel, coded: CodedRows) -> tuple[Array, Array]:
@@ -141,63 +151,104 @@ def _reconstruct_over_component(fitted: LoadedModel, coded: CodedRows) -> tuple[
     return z, check_can_reconstruct(fitted.model).reconstruct(fitted.params, z[:, None])
 
 
-def _plot_information(fitted: LoadedModel, coded: CodedRows) -> Figure:
+def _compute_information(z: Array, P: Array) -> Array:
+    """Return the Fisher information of bits on the component, (n_grid, n), given P(bit = 1)."""
+    return np.asarray(np.gradient(P, z, axis=0) ** 2 / np.maximum(P * (1 - P), 1e-12))
+
+
+def _select_informative(z: Array, information: Array, coded: CodedRows) -> NDArray[np.intp]:
+    """Return the columns with the most information, (n_grid, n), on average over the rows."""
+    near = np.searchsorted(z, coded.codes[:, 0]).clip(max=len(z) - 1)
+    mean = np.bincount(near, minlength=len(z)) @ information
+    candidates = np.flatnonzero(mean > 0)
+    order = np.argsort(-mean[candidates], kind="stable")
+    return np.sort(candidates[order[:_MAX_LINES]])
+
+
+def _plot_information(fitted: LoadedModel, z: Array, P: Array, coded: CodedRows) -> Figure:
     """Plot the Fisher information of features on the component, and its sum."""
-    z, P = _reconstruct_over_component(fitted, coded)
     if "n_levels" in fitted.artifact and isinstance(fitted.model, HasItemInformation):
         information = fitted.model.get_item_curves(fitted.params).compute_information(z)
     else:
-        information = np.gradient(P, z, axis=0) ** 2 / np.maximum(P * (1 - P), 1e-12)
+        information = _compute_information(z, P)
     unbounded = find_unbounded_weights(fitted.artifact)
     information[:, unbounded] = 0.0
-    bounded = np.flatnonzero(~unbounded)
-    order = np.argsort(-information[:, bounded].max(axis=0), kind="stable")
-    shown = np.sort(bounded[order[:_MAX_LINES]])
-    total = information.sum(axis=1)
+    shown, total = _select_informative(z, information, coded), information.sum(axis=1)
+    if information.max() < _MIN_VISIBLE_SHARE * total.max():
+        shown = shown[:0]
     names = [fitted.feature_names[i] for i in shown]
-    curves, keys, hint = _plot_curves(z, information[:, shown], names)
+    words = coded.words
+    curves, keys, hint = _plot_curves(z, information[:, shown], names, words)
     total_curve = LineMarks([np.column_stack([z, total])], [GREY], 2.5)
-    x, y = fit_axis(z, "component 1"), fit_axis(np.append(0.0, total), "information")
-    plot = Plot(x, y, (curves, total_curve), height=340)
+    x, y = fit_axis(z, f"{words.component} 1"), fit_axis(np.append(0.0, total), "information")
+    marks = (curves, total_curve) if names else (total_curve,)
+    plot = Plot(x, y, marks, height=340)
     maximum, place = format_number(total.max(), 3), format_number(z[total.argmax()], 2)
     error = format_number(total.max() ** -0.5, 2)
-    note = (
-        "Rows are distinguished best where information is high. The information of all features "
-        f"together is largest at {place}: {maximum}, a standard error of {error}."
+    n_features = len(fitted.feature_names)
+    is_part = bool(0 < len(shown) < n_features - unbounded.sum())
+    note = f"The {len(shown)} most informative of {n_features:,} {words.features}. " * is_part
+    note += (
+        f"{words.rows.capitalize()} are distinguished best where information is high. The "
+        f"information of all {words.features} together is largest at {place}: {maximum}, a "
+        f"standard error of {error}."
     )
     if unbounded.any():
         omitted = [fitted.feature_names[i] for i in np.flatnonzero(unbounded)]
         note += f" Omitted because their weights are unbounded: {join_names(omitted)}."
-    alt = f"Information of {len(shown)} features and of all over component 1. {note}"
-    keys = (LegendKey("all features", GREY, "line"), *keys)
-    return Figure("Information over the component", alt, plot, note=note, hint=hint, keys=keys)
+    alt = f"Information of {len(shown)} {words.features} and of all over {words.component} 1. "
+    keys = (LegendKey(f"all {words.features}", GREY, "line"), *keys)
+    heading = f"Information over the {words.component}"
+    return Figure(
+        "Information over the component",
+        alt + note,
+        plot,
+        note=note,
+        hint=hint,
+        keys=keys,
+        heading=heading,
+    )
 
 
 def _plot_item_curves(
-    fitted: LoadedModel, z: Array, P: Array, planes: NDArray[np.intp], is_default: bool
+    fitted: LoadedModel, z: Array, P: Array, coded: CodedRows, chosen: Sequence[str]
 ) -> Figure:
-    """Plot P(x_i = 1) over the component, (n_grid, n), for some planes."""
-    shown = np.sort(planes)
+    """Plot P(x_i = 1) over the component, (n_grid, n), of the chosen or most informative ones."""
+    shown = _find_planes(fitted, chosen)
+    if not chosen and len(shown) > _MAX_LINES:
+        is_bounded = ~find_unbounded_weights(fitted.artifact)
+        owners = np.repeat(is_bounded, [feature.n_planes for feature in fitted.features])
+        shown = _select_informative(z, _compute_information(z, P) * owners, coded)
     names, probabilities = [fitted.plane_names[i] for i in shown], P[:, shown]
-    curves, keys, hint = _plot_curves(z, probabilities, names)
-    probability, meaning, noun = "P(feature = 1)", "1", "features"
+    words = coded.words
+    curves, keys, hint = _plot_curves(z, probabilities, names, words)
+    probability, meaning, noun = f"P({words.feature} = 1)", "1", words.features
     if not are_binary(fitted.dataset_features):
         probability, meaning, noun = "P(at least this level)", "at least each level", "levels"
-    x, y = fit_axis(z, "component 1"), make_axis(-0.02, 1.02, probability)
+    x, y = fit_axis(z, f"{words.component} 1"), make_axis(-0.02, 1.02, probability)
     texts = () if keys else (_label_curves(z, probabilities.T, names, curves.colours),)
     plot = Plot(x, y, (curves, *texts), height=340)
-    alt = f"Probability of {meaning} over component 1, of {len(shown)} {noun}: "
+    alt = f"Probability of {meaning} over {words.component} 1, of {len(shown)} {noun}: "
     alt += f"{join_names(names)}."
     n_features = P.shape[1]
     note = ""
     if len(shown) < n_features:
-        which = ", those that divide the rows most" if is_default else ""
-        note = f"{len(shown)} of {n_features:,} {noun}{which}."
-    return Figure("Features over the component", alt, plot, note=note, hint=hint, keys=keys)
+        shares = f"{len(shown)} of" if chosen else f"The {len(shown)} most informative of"
+        note = f"{shares} {n_features:,} {noun}."
+    heading = f"{words.features.capitalize()} over the {words.component}"
+    return Figure(
+        "Features over the component",
+        alt,
+        plot,
+        note=note,
+        hint=hint,
+        keys=keys,
+        heading=heading,
+    )
 
 
 def _plot_curves(
-    z: Array, values: Array, names: list[str]
+    z: Array, values: Array, names: list[str], words: Vocabulary
 ) -> tuple[LineMarks, tuple[LegendKey, ...], str]:
     """Plot a curve per name; return a legend if there are few curves, and else a hint."""
     keys = tuple(LegendKey(name, COLOURS[k % len(COLOURS)]) for k, name in enumerate(names))
@@ -205,7 +256,7 @@ def _plot_curves(
         [np.column_stack([z, column]) for column in values.T],
         [key.colour for key in keys],
         1.6,
-        facts=[("feature", names)],
+        facts=[(words.feature, names)],
     )
     if len(keys) <= len(COLOURS):
         return curves, keys, ""
@@ -242,29 +293,32 @@ def _plot_item_lines(
     x, y, points = _make_plane_grid(coded, _GRID_SIZE)
     probabilities = check_can_reconstruct(fitted.model).reconstruct(fitted.params, points)
     grids = probabilities[:, planes].T.reshape(-1, _GRID_SIZE, _GRID_SIZE)
-    labels = None if has_too_many_labels(labels) else labels
+    labels, words = None if has_too_many_labels(labels) else labels, coded.words
     colour, shown = COLOURS[1] if labels is None else GREY, [fitted.plane_names[i] for i in planes]
-    line_marks, names = mark_even_odds_lines(x, y, grids, shown, colour)
+    line_marks, names = mark_even_odds_lines(x, y, grids, shown, colour, words.feature)
     groups, ramp = group_rows_by_label(labels, len(coded.codes))
     dots = [mark_rows(coded.codes[g.rows], describe_rows(coded, g.rows), g.key)[0] for g in groups]
-    axes = make_axis(x[0], x[-1], "component 1"), make_axis(y[0], y[-1], "component 2")
-    one, it, noun = "a feature is 1", "1 is", "features"
+    axes = (
+        make_axis(x[0], x[-1], f"{words.component} 1"),
+        make_axis(y[0], y[-1], f"{words.component} 2"),
+    )
+    one, it, noun = f"the {words.feature} is 1", "1 is", words.features
     if not are_binary(fitted.dataset_features):
         one, it, noun = "a level or a higher one is reached", "it is", "levels"
     note = (
         f"On its line, {one} with probability ½; its name is on the side where {it} more likely. "
-        "Marks are rows."
+        f"Marks are {words.rows}."
     )
     if len(names) < (n_all := probabilities.shape[1]):
-        which = ", of those that divide the rows most" if is_default else ""
+        which = f", of those that divide the {words.rows} most" if is_default else ""
         note += f" {len(names):,} of {n_all:,} {noun} have a line here{which}."
-    alt = f"Lines on which {one} with probability ½, over {len(coded.codes):,} rows: "
+    alt = f"Lines on which {one} with probability ½, over {len(coded.codes):,} {words.rows}: "
     alt += f"{join_names(names)}." if names else "none."
     hint = "Point at a line for its name."
     plot = Plot(*axes, (*line_marks[:1], *dots, *line_marks[1:]))
     keys = () if ramp or labels is None else tuple(group.key for group in groups)
-    title = "Features in latent space"
-    return Figure(title, alt, plot, note=note, hint=hint, keys=keys, ramp=ramp)
+    title, heading = "Features in latent space", f"{words.features.capitalize()} in latent space"
+    return Figure(title, alt, plot, note=note, hint=hint, keys=keys, ramp=ramp, heading=heading)
 
 
 def _plot_image_grid(fitted: LoadedModel, coded: CodedRows, layout: ImageLayout) -> Figure:
@@ -273,12 +327,14 @@ def _plot_image_grid(fitted: LoadedModel, coded: CodedRows, layout: ImageLayout)
     planes = check_can_reconstruct(fitted.model).reconstruct(fitted.params, points)
     n_planes = [feature.n_planes for feature in fitted.features]
     images = layout.arrange_images(sum_planes(planes, fitted.features) / n_planes)
-    plot = plot_image_mosaic(images, x, y, ("component 1", "component 2"))
+    component = coded.words.component
+    plot = plot_image_mosaic(images, x, y, (f"{component} 1", f"{component} 2"))
     value = "probability of 1"
     if not are_binary(fitted.features):
         value = "expected level, from the lowest (0) to the highest (1),"
-    alt = f"The {value} of pixels as {_N_TILES}x{_N_TILES} images over components 1 and 2."
-    note = f"Each image shows the {value} of every pixel for a row with these codes."
+    alt = f"The {value} of pixels as {_N_TILES}x{_N_TILES} images over "
+    alt += f"{coded.words.components} 1 and 2."
+    note = f"Each image shows the {value} of every pixel for a {coded.words.row} with these codes."
     return Figure("Images over latent space", alt, plot, note=note, ramp=SHARES.make_ramp())
 
 
@@ -316,8 +372,9 @@ def plot_calibration(sample: DatasetSample, pairs: ShareComparison) -> Figure:
     y = make_axis(-0.02 * top, top, "joint frequency in the data")
     diagonal = LineMarks([np.array([[0.0, 0.0], [top, top]])], [GREY], 1.0, dash=(6, 6))
     first, second = pairs.features[shown].T
+    words = sample.coded_rows.words
     facts = [
-        ("feature", [sample.paired_names[i] for i in first]),
+        (words.feature, [sample.paired_names[i] for i in first]),
         ("and", [sample.paired_names[i] for i in second]),
         ("model", [format_number(value, 3) for value in pairs.implied[shown]]),
         ("data", [format_number(value, 3) for value in pairs.observed[shown]]),
@@ -328,14 +385,14 @@ def plot_calibration(sample: DatasetSample, pairs: ShareComparison) -> Figure:
     )
     rmse, chance = format_number(pairs.rmse, 2), format_number(pairs.chance_rmse, 2)
     count = f"{len(shown):,} of " if len(shown) < len(pairs.z) else ""
-    noun = "levels of features" if sample.has_levels else "features"
+    noun = f"levels of {words.features}" if sample.has_levels else words.features
     note = (
-        f"{count}{len(pairs.z):,} pairs of {noun} in {sample.n_rows:,} rows and in "
-        f"{sample.n_drawn:,} rows drawn from the model. The root mean square difference is {rmse}; "
-        f"if the model were right, it would be about {chance}."
+        f"{count}{len(pairs.z):,} pairs of {noun} in {sample.n_rows:,} {words.rows} and in "
+        f"{sample.n_drawn:,} {words.rows} drawn from the model. The root mean square difference "
+        f"is {rmse}; if the model were right, it would be about {chance}."
     )
     both = "with both levels of a pair" if sample.has_levels else "in which both are 1"
-    alt = f"Share of rows {both}, in the data against the model. "
+    alt = f"Share of {words.rows} {both}, in the data against the model. "
     return Figure("Calibration of pairs", alt + note, Plot(x, y, (diagonal, points)), note=note)
 
 
@@ -349,17 +406,23 @@ def _choose_pairs(z: NDArray[np.float64]) -> NDArray[np.intp]:
 
 
 def mark_even_odds_lines(
-    x: Array, y: Array, probabilities: Array, names: Sequence[str], colour: str = COLOURS[1]
+    x: Array,
+    y: Array,
+    probabilities: Array,
+    names: Sequence[str],
+    colour: str = COLOURS[1],
+    feature: str = "feature",
 ) -> tuple[list[Mark], list[str]]:
     """Draw the lines with probability ½, with their names if there is room.
 
-    Arguments are those of `find_even_odds_lines`, the names of the features and their colour.
+    Arguments are those of `find_even_odds_lines`, the names of the features and their colour, and
+    the word for a feature.
     Returns the marks, and the names of the features with a line, steepest first.
     """
     lines = find_even_odds_lines(x, y, probabilities)[:_MAX_LINES]
     shown = [names[line.feature] for line in lines]
     points, greys = [line.points for line in lines], [GREY] * len(lines)
-    marks: list[Mark] = [LineMarks(points, greys, 1.0, facts=[("feature", shown)])]
+    marks: list[Mark] = [LineMarks(points, greys, 1.0, facts=[(feature, shown)])]
     if lines:
         places = choose_name_places(lines)
         chosen = choose_names_with_room(places, shown, x[-1] - x[0])

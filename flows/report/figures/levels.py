@@ -32,6 +32,8 @@ from pipeline.data.level_probabilities import (
     find_level_probabilities,
     order_planes,
 )
+from pipeline.errors import format_share
+from pipeline.models.registry import read_vocabulary
 from storage.artifacts.artifacts import Artifact
 
 Array = NDArray[np.float64]
@@ -63,12 +65,18 @@ def plot_level_curves(fitted: LoadedModel, z: Array, planes: Array) -> Iterator[
     for i in sorted(largest):
         own = levels[:, ends[i] - len(features[i].levels) : ends[i]]
         places = None if thresholds is None else thresholds[firsts[i] : firsts[i + 1]]
-        note = format_shown_count("features", len(largest), len(ordinal), _SELECTION)
-        yield _plot_curves(features[i], z, own, places, note)
+        words = fitted.model.vocabulary
+        note = format_shown_count(words.features, len(largest), len(ordinal), _SELECTION)
+        yield _plot_curves(features[i], z, own, places, note, words.component)
 
 
 def _plot_curves(
-    feature: Feature, z: Array, levels: Array, thresholds: Array | None, note: str
+    feature: Feature,
+    z: Array,
+    levels: Array,
+    thresholds: Array | None,
+    note: str,
+    component: str,
 ) -> Figure:
     """Plot the probability of each level of a feature, (n_grid, n_levels), with its thresholds."""
     keys = _make_keys(feature.levels, "line")
@@ -85,9 +93,9 @@ def _plot_curves(
         marks = [*(RuleMark("x", float(place), dash=(2, 4)) for place in places), curves]
         texts = [format_number(value, 3) for value in thresholds]
         note = f"Dotted lines are the thresholds, {join_names(texts)}. {note}"
-    x, y = fit_axis(z, "component 1", 0.0), make_axis(-0.02, 1.02, "P(level)")
+    x, y = fit_axis(z, f"{component} 1", 0.0), make_axis(-0.02, 1.02, "P(level)")
     title = f"Levels of {feature.name}"
-    alt = f"Probability of the {len(feature.levels)} levels of {feature.name} over component 1."
+    alt = f"Probability of the {len(feature.levels)} levels of {feature.name} over {component} 1."
     plot = Plot(x, y, tuple(marks), height=300)
     return Figure(title, alt, plot, note=note.strip(), keys=keys)
 
@@ -121,10 +129,10 @@ def _plot_bars(
     """Plot one bar per feature, cut into its levels; `parts` are their probabilities."""
     right = [np.cumsum(part) for part in parts]
     left = [end - part for end, part in zip(right, parts, strict=True)]
-    names = [feature.name for feature in features]
+    names, words = [feature.name for feature in features], read_vocabulary(artifact.manifest)
     colours = [make_level_colours(len(feature.levels)) for feature in features]
     facts = [
-        ("feature", [f.name for f in features for _ in f.levels]),
+        (words.feature, [f.name for f in features for _ in f.levels]),
         ("level", [level for f in features for level in f.levels]),
         ("probability", [format_number(value, 3) for part in parts for value in part]),
     ]
@@ -140,12 +148,14 @@ def _plot_bars(
     keys = _make_keys(common.pop() if len(common) == 1 else _EDGE_TEXTS)
     note = ""
     if "weights" in artifact and artifact.dims("weights") == ("component",):
-        note = f"{float(artifact['weights'][k]):.1%} of the rows. "
-    note += format_shown_count("features", len(features), n_features, _SELECTION)
-    title = f"Levels in component {k + 1}"
-    alt = f"{title}: probability of each level of {len(features)} features as stacked bars. {note}"
+        note = f"{format_share(artifact['weights'][k], 1)} of the rows. "
+    note += format_shown_count(words.features, len(features), n_features, _SELECTION)
+    title, heading = f"Levels in component {k + 1}", f"Levels in {words.component} {k + 1}"
+    alt = (
+        f"{heading}: probability of each level of {len(features)} features as stacked bars. {note}"
+    )
     plot = Plot(x, y, (bars,), _ROW_HEIGHT * len(features) + 60)
-    return Figure(title, alt.strip(), plot, note=note.strip(), keys=keys)
+    return Figure(title, alt.strip(), plot, note=note.strip(), keys=keys, heading=heading)
 
 
 def _make_keys(levels: Sequence[str], marker: str = "square") -> tuple[LegendKey, ...]:

@@ -216,7 +216,8 @@ class Figure:
     Attributes
     ----------
     title, alt
-        Title, which also names the file of a picture, and description for screen readers.
+        Title, which names the file of a picture too and is the same for all models, and description
+        for screen readers.
     plot, images
         The plot, or images side by side.
     note, hint
@@ -227,6 +228,8 @@ class Figure:
         Choices for the axes; print shows the first option.
     width
         Maximum width.
+    heading
+        The title in the words of the model's field, if they differ.
     """
 
     title: str
@@ -239,3 +242,4 @@ class Figure:
     ramp: ColourRamp | None = None
     choices: tuple[AxisChoice, ...] = ()
     width: int = 520
+    heading: str = ""

@@ -39,6 +39,8 @@ from flows.report.figures.text import format_number, format_shown_count
 from pipeline.data.features import are_binary, read_features
 from pipeline.learning.convergence import describe_ending
 from pipeline.models.capabilities import HiddenCauses
+from pipeline.models.registry import read_vocabulary
+from pipeline.models.vocabulary import PLAIN, Vocabulary, format_count, make_plural
 from storage.artifacts.artifacts import Artifact
 
 Array = NDArray[np.float64]
@@ -89,7 +91,8 @@ def plot_parameters(
         if (ends := _find_intervals(artifact, name)) is not None:
             values = _orient_array(artifact, name, "covariate")
             names = artifact.manifest["covariates"]["names"]
-            yield _plot_first_intervals(_format_title(name), values, ends, names, "covariate")
+            words, title = read_vocabulary(artifact.manifest), _format_title(name)
+            yield _plot_first_intervals(title, values, ends, names, words, "covariate")
 
 
 def plot_feature_array(
@@ -206,7 +209,8 @@ def _plot_spectrum(artifact: Artifact) -> Iterator[Figure]:
     )
     reason = "their eigenvalues exceed the dashed line" if len(null) else "as requested"
     place = ", left of the dotted line" * is_cut
-    note = f"{n_components} component{'s' * (n_components != 1)}{place}; {reason}."
+    components = format_count(n_components, read_vocabulary(artifact.manifest).component)
+    note = f"{components}{place}; {reason}."
     span = f"from {format_number(values[0], 3)} down to {format_number(values[-1], 3)}"
     alt = f"The {len(values)} leading eigenvalues, {span}. {note}"
     yield Figure("Spectrum", alt, plot, note=note, keys=tuple(keys))
@@ -225,7 +229,7 @@ def _number_components(values: Array) -> list[str]:
 
 
 def _plot_loadings(artifact: Artifact, name: str, title: str, values: Array) -> Figure:
-    features = artifact.manifest["feature_names"]
+    features, words = artifact.manifest["feature_names"], read_vocabulary(artifact.manifest)
     n_features, n_components = values.shape
     rows, columns = select_largest_rows(values), slice(MAX_COLUMNS)
     shown, ends = values[rows, columns], _find_intervals(artifact, name)
@@ -233,15 +237,15 @@ def _plot_loadings(artifact: Artifact, name: str, title: str, values: Array) -> 
         shown,
         [features[i] for i in rows],
         _number_components(shown),
-        ("feature", "component"),
+        (words.feature, words.component),
         bool(values.min() < 0),
         {} if ends is None else {"interval": _format_intervals(ends[:, rows, columns])},
     )
-    note = format_shown_count("features", len(rows), n_features, LARGEST_TEXT)
-    note += format_shown_count("components", shown.shape[1], n_components, "")
-    alt = f"{title} of {n_features} features on {n_components} components. "
-    alt += _format_leading(shown, rows, features)
-    return Figure(title, alt, note=note, **heat_map)
+    note = format_shown_count(words.features, len(rows), n_features, LARGEST_TEXT)
+    note += format_shown_count(words.components, shown.shape[1], n_components, "")
+    alt = f"{title} of {n_features} {words.features} on {n_components} {words.components}. "
+    alt += _format_leading(shown, rows, features, words.component)
+    return Figure(title, alt, note=note, heading=_translate_title(name, title, words), **heat_map)
 
 
 def _find_intervals(artifact: Artifact, name: str) -> Array | None:
@@ -268,17 +272,29 @@ def _plot_largest_intervals(artifact: Artifact, name: str, values: Array, ends: 
     rows = select_largest_rows(values, _MAX_INTERVALS)
     names = artifact.manifest["feature_names"]
     features = [names[i] for i in rows]
-    note = format_shown_count("features", len(rows), len(values), LARGEST_TEXT)
-    return plot_intervals(_format_title(name), values[rows], ends[:, rows], features, note)
+    words = read_vocabulary(artifact.manifest)
+    note = format_shown_count(words.features, len(rows), len(values), LARGEST_TEXT)
+    return plot_intervals(
+        _format_title(name), values[rows], ends[:, rows], features, words, note=note
+    )
 
 
-def _format_leading(values: Array, rows: NDArray[np.intp], features: Sequence[str]) -> str:
+def _translate_title(name: str, title: str, words: Vocabulary) -> str:
+    """Return the title of the figure of an array in other words, if the vocabulary has some."""
+    if name == "correlation":
+        return f"Correlation of {words.features} with {words.components}"
+    return make_plural(words.arrays[name]).capitalize() if name in words.arrays else title
+
+
+def _format_leading(
+    values: Array, rows: NDArray[np.intp], features: Sequence[str], component: str
+) -> str:
     """List the features with the largest values on the first components."""
     leading = []
     for k in range(min(3, values.shape[1])):
         order = np.argsort(-np.abs(values[:, k]), kind="stable")[:3]
         texts = (f"{features[rows[i]]} {format_number(values[i, k], 2)}" for i in order)
-        leading.append(f"component {k + 1}: {', '.join(texts)}")
+        leading.append(f"{component} {k + 1}: {', '.join(texts)}")
     return "Largest of " + "; ".join(leading) + "."
 
 
@@ -288,13 +304,14 @@ def _plot_images(
     shown = values.T[:MAX_IMAGES]
     captions = make_captions(artifact, len(shown))
     signed = bool(values.min() < 0)
-    alt = f"{title} of {len(shown)} components as images of {layout.height}x{layout.width}."
+    words = read_vocabulary(artifact.manifest)
+    alt = f"{title} of {len(shown)} {words.components} as images of {layout.height}x{layout.width}."
     scales = np.abs(shown).max(axis=1)
     note = f"Each image has its own scale: {SIGNS_TEXT}. "
     if not signed:
         scales[:] = scales.max()
         note = f"Blue, from 0 to {format_number(scales[0], 3)}. "
-    note += format_shown_count("components", len(shown), values.shape[1], "")
+    note += format_shown_count(words.components, len(shown), values.shape[1], "")
     images = render_images(layout.arrange_images(shown), captions, scales, signed)
     return Figure(title, alt, images=images, note=note.strip(), width=1060)
 
@@ -313,31 +330,34 @@ def _plot_segment_array(artifact: Artifact, name: str, values: Array) -> Figure:
     indices = artifact["segments"] if "segments" in artifact else np.arange(len(values))
     row_names = [names[int(u)] for u in indices]
     kind = "segment" if artifact.manifest.get("group") is None else "group"
+    words = read_vocabulary(artifact.manifest)
     title = f"{_format_title(name.removeprefix('group_'))} by {kind}"
     if (ends := _find_intervals(artifact, name)) is not None:
-        return _plot_first_intervals(title, values, ends, row_names, kind)
+        return _plot_first_intervals(title, values, ends, row_names, words, kind)
     shown = values[:, :MAX_COLUMNS]
     signed = bool(values.min() < 0)
     heat_map = plot_heat_map(
         shown,
         row_names,
         _number_components(shown),
-        (kind, "component"),
+        (kind, words.component),
         signed,
     )
     low, high = format_number(values.min(), 3), format_number(values.max(), 3)
-    alt = f"{_format_title(name)} of {len(values)} {kind}s and {values.shape[1]} components, "
+    alt = (
+        f"{_format_title(name)} of {len(values)} {kind}s and {values.shape[1]} {words.components}, "
+    )
     alt += f"from {low} to {high}."
-    note = format_shown_count("components", shown.shape[1], values.shape[1], "")
+    note = format_shown_count(words.components, shown.shape[1], values.shape[1], "")
     return Figure(title, alt, note=note, **heat_map)
 
 
 def _plot_first_intervals(
-    title: str, values: Array, ends: Array, names: Sequence[str], kind: str
+    title: str, values: Array, ends: Array, names: Sequence[str], words: Vocabulary, kind: str
 ) -> Figure:
     note = format_shown_count(f"{kind}s", min(len(values), _MAX_INTERVALS), len(values))
     rows = slice(_MAX_INTERVALS)
-    return plot_intervals(title, values[rows], ends[:, rows], names[rows], note, kind)
+    return plot_intervals(title, values[rows], ends[:, rows], names[rows], words, kind, note)
 
 
 def plot_correlations(
@@ -352,7 +372,8 @@ def plot_correlations(
         for figure in plot_feature_array(
             artifact, "correlation", CORRELATION_TITLE, values, layout
         ):
-            note = f"{figure.note} Of {len(coded.codes):,} rows.".strip()
+            rows = read_vocabulary(artifact.manifest).rows
+            note = f"{figure.note} Of {len(coded.codes):,} {rows}.".strip()
             if not are_binary(read_features(artifact.manifest)):
                 note += " Levels count as 0, 1, 2 and so on."
             yield replace(figure, note=note)
@@ -382,15 +403,17 @@ def plot_intervals(
     values: Array,
     ends: Array,
     names: Sequence[str],
+    words: Vocabulary = PLAIN,
+    kind: str = "",
     note: str = "",
-    kind: str = "feature",
 ) -> Figure:
     """Plot the intervals of the leading components, one per colour at most.
 
     Values have shape (n_rows, n_components), and lower and upper ends shape
     (2, n_rows, n_components); equal ends mark values that were not estimated. `kind` says what the
-    rows are, and `note` names omitted ones.
+    rows are, features if it is empty, and `note` names omitted ones.
     """
+    kind = kind or words.feature
     n, n_shown = len(values), min(values.shape[1], len(COLOURS))
     (low, high), n_beyond = _choose_view(values[:, :n_shown], ends[:, :, :n_shown])
     may_be_zero = bool(values.min() < 0 or values.max() > 1)  # not probabilities
@@ -402,12 +425,14 @@ def plot_intervals(
     plot = Plot(make_axis(low, high), make_name_axis(names, is_down=True), tuple(marks), height)
     is_estimated = ~np.isnan(ends).any(axis=0) & (ends[0] != ends[1])
     excludes_zero = ((ends[0] > 0) | (ends[1] < 0))[is_estimated]
-    note += format_shown_count("components", n_shown, values.shape[1])
+    note += format_shown_count(words.components, n_shown, values.shape[1])
     if may_be_zero:
         note += f"{int(excludes_zero.sum())} of {excludes_zero.size} intervals exclude 0. "
     note += f"{n_beyond} of {n_shown * n} extend beyond the axis. " if n_beyond else ""
     note = note.strip()
-    keys = tuple(LegendKey(f"component {k + 1}", COLOURS[k], MARKERS[k]) for k in range(n_shown))
+    keys = tuple(
+        LegendKey(f"{words.component} {k + 1}", COLOURS[k], MARKERS[k]) for k in range(n_shown)
+    )
     alt = f"{title} of {n} {kind}s with their 95 % intervals. {note}"
     return Figure(f"{title}: 95 % intervals", alt, plot, note=note, keys=keys)
 

@@ -81,17 +81,20 @@ def _scatter_rows(
         names, names_note = _label_rows(points, written_labels)
         placed_marks, note = [*placed_marks, names], note + names_note
     marks, places = tuple(mark for mark, _ in placed_marks), [place for _, place in placed_marks]
-    n_components = coded.codes.shape[1]
+    n_components, word = coded.codes.shape[1], coded.words.component
     room = _RANGE_PADDING if written_labels else 0.05
     if n_components == 1:
-        x, y = fit_axis(points[:, 0], "component 1", room), Axis(-1.3, 1.3, has_lines=False)
+        x, y = fit_axis(points[:, 0], f"{word} 1", room), Axis(-1.3, 1.3, has_lines=False)
         plot = Plot(x, y, marks, height=220)
     else:
-        plot = Plot(*fit_square_axes(points[:, :2], ("component 1", "component 2"), room), marks)
-    components = "component 1" if n_components == 1 else f"components 1 and 2 of {n_components}"
-    subject = f"Codes of {len(points):,} rows" + (f", by {labels.name}" if labels else "")
+        plot = Plot(*fit_square_axes(points[:, :2], (f"{word} 1", f"{word} 2"), room), marks)
+    components = f"{word} 1"
+    if n_components > 1:
+        components = f"{coded.words.components} 1 and 2 of {n_components}"
+    subject = f"Codes of {len(points):,} {coded.words.rows}"
+    subject += f", by {labels.name}" if labels else ""
     alt = f"{subject}: {components}."
-    choices = _make_axis_choices(points, places, room) if n_components > 2 else ()
+    choices = _make_axis_choices(points, places, room, word) if n_components > 2 else ()
     return Figure(
         "Rows in latent space",
         alt,
@@ -100,6 +103,7 @@ def _scatter_rows(
         keys=() if ramp or written_labels or labels is None else tuple(g.key for g in groups),
         ramp=ramp,
         choices=choices,
+        heading=f"{coded.words.rows.capitalize()} in latent space",
     )
 
 
@@ -118,7 +122,7 @@ def plot_positions(
     if has_too_many_labels(labels) or (labels and labels.name == names.name):
         labels = None
     groups, ramp = group_rows_by_label(labels, len(coded.codes))
-    texts = [str(value) for value in names.values]
+    texts, words = [str(value) for value in names.values], coded.words
     for k in range(min(coded.codes.shape[1], _MAX_POSITION_FIGURES)):
         codes = coded.codes[:, k]
         if (scale := float(codes.std())) == 0:
@@ -130,9 +134,13 @@ def plot_positions(
         ends = np.stack([positions - reach, positions + reach], axis=1)
         order = np.argsort(-positions, kind="stable")
         pages = np.array_split(order, -(-len(order) // _MAX_ROWS_PER_FIGURE))
-        x = fit_axis(np.concatenate([positions, ends.ravel()]), f"position on component {k + 1}")
+        x = fit_axis(
+            np.concatenate([positions, ends.ravel()]), f"position on {words.component} {k + 1}"
+        )
         title = f"Positions on component {k + 1}"
-        note = f"Positions have mean 0 and standard deviation 1 over the {len(codes):,} rows shown."
+        heading = f"Positions on {words.component} {k + 1}"
+        note = f"Positions have mean 0 and standard deviation 1 over the {len(codes):,} "
+        note += f"{words.rows} shown."
         if is_anchored:
             fixed = (f"{name} = {position[k]:g}" for name, position in anchors.items())
             note = f"Positions are on the scale of the anchors, {', '.join(fixed)}."
@@ -140,13 +148,15 @@ def plot_positions(
         for number, page in enumerate(pages, start=1):
             part = f", part {number} of {len(pages)}" if len(pages) > 1 else ""
             plot = _plot_position_page(page, texts, positions, ends, groups, x)
+            ends_text = f"from {texts[page[0]]} to {texts[page[-1]]}"
             yield Figure(
                 f"{title}{part}",
-                f"{title} of {len(page)} rows{part}, from {texts[page[0]]} to {texts[page[-1]]}.",
+                f"{heading} of {len(page)} {words.rows}{part}, {ends_text}.",
                 plot,
                 note=note,
                 keys=() if ramp or labels is None else tuple(group.key for group in groups),
                 ramp=ramp,
+                heading=f"{heading}{part}",
             )
 
 
@@ -215,10 +225,12 @@ def _have_fractions(texts: NDArray[Any]) -> bool:
     return not all(number.is_integer() for number in numbers)
 
 
-def _make_axis_choices(points: Array, places: list[Array], room: float) -> tuple[AxisChoice, ...]:
+def _make_axis_choices(
+    points: Array, places: list[Array], room: float, word: str
+) -> tuple[AxisChoice, ...]:
     options = tuple(
         AxisOption(name, fit_axis(points[:, k], name, room), tuple(place[:, k] for place in places))
-        for k, name in enumerate(f"component {k + 1}" for k in range(points.shape[1]))
+        for k, name in enumerate(f"{word} {k + 1}" for k in range(points.shape[1]))
     )
     return (AxisChoice("across", "x", options, 0), AxisChoice("up", "y", options, 1))
 
@@ -240,7 +252,7 @@ def mark_rows(points: Array, facts: HoverFacts, key: LegendKey) -> tuple[Mark, A
 
 def describe_rows(coded: CodedRows, rows: NDArray[np.intp]) -> HoverFacts:
     """Return the number (from 1), segment and per-row columns of rows, as texts."""
-    facts: list[tuple[str, NDArray[Any]]] = [("row", coded.rows + 1)]
+    facts: list[tuple[str, NDArray[Any]]] = [(coded.words.row, coded.rows + 1)]
     if len(set(coded.segments)) > 1:
         facts.append((SEGMENT, coded.segments))
     facts += list(coded.columns.items())[:_MAX_HOVER_COLUMNS]

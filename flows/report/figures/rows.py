@@ -30,6 +30,7 @@ from pipeline.data.weights import RowWeights, weigh_chunk
 from pipeline.evaluation.calibration import ShareComparison, compare_pairs
 from pipeline.inference.orientation import read_values
 from pipeline.models.capabilities import CanSample, check_can_sample
+from pipeline.models.vocabulary import PLAIN, Vocabulary
 from pipeline.passes.map_reduce import tree_merge
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import PairCounts
@@ -62,6 +63,8 @@ class CodedRows:
         Per-row columns, each (n_rows,).
     variances
         Posterior variances of the codes, (n_rows, n_components); NaN if the model has none.
+    words
+        Words of the model's field.
     """
 
     codes: Array
@@ -70,6 +73,7 @@ class CodedRows:
     segments: NDArray[Any]
     columns: dict[str, NDArray[Any]]
     variances: Array
+    words: Vocabulary = PLAIN
 
 
 @dataclass(frozen=True)
@@ -226,7 +230,13 @@ def _encode_rows(
     names = np.full(block.n_samples, dataset.segment_names[block.segment], object)
     columns = {name: block.column(name) for name in dataset.column_names}
     return CodedRows(
-        means, read_values(block, fitted.features), block.rows, names, columns, variances
+        means,
+        read_values(block, fitted.features),
+        block.rows,
+        names,
+        columns,
+        variances,
+        fitted.model.vocabulary,
     )
 
 
@@ -237,7 +247,7 @@ def _join_coded_rows(parts: list[CodedRows], dataset: BinaryDataset) -> CodedRow
     columns = {name: dataset.decode_texts(name, values) for name, values in coded.items()}
     for name in list_name_columns(dataset):  # figures take texts for names, but not numbers
         columns[name] = columns[name].astype(str).astype(object)
-    return CodedRows(columns=columns, **arrays)
+    return CodedRows(columns=columns, words=parts[0].words, **arrays)
 
 
 def _count_drawn_pairs(

@@ -23,6 +23,7 @@ from flows.report.figures.marks import (
     TextMarks,
 )
 from flows.report.figures.text import format_number, format_shown_count, shorten_text
+from pipeline.errors import format_share
 from pipeline.inference.edges import TreeEdges, find_tree_edges
 from pipeline.models.capabilities import HasTrees
 
@@ -177,7 +178,8 @@ def plot_trees(
             else _plot_tree(shown, names, strongest)
         )
         title = "Tree of features" if len(trees) == 1 else f"Tree {trees[k] + 1}"
-        note = "" if len(trees) == 1 else f"This tree describes {own.weight[0]:.0%} of the rows. "
+        share = format_share(own.weight[0])
+        note = "" if len(trees) == 1 else f"This tree describes {share} of the rows. "
         of_all = "" if len(trees) == 1 else " of the trees shown"
         note += (
             "Lines join neighbours in the tree. Thicker lines mean larger mutual information; the "

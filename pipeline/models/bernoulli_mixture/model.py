@@ -1,4 +1,4 @@
-"""Mixture of products of Bernoullis: each row is of one of a few kinds, with independent features.
+"""Latent classes: each row is of one of a few classes, in which features are independent.
 
 Model: P(k) = π_k, P(x_i = 1 | k) = p_ki, features independent given k (G. J. McLachlan, D. Peel,
 "Finite mixture models", 2000, section 5; also known as latent class analysis).

@@ -263,6 +263,9 @@ class BLICA(ProbitICA):
     """
 
     name: ClassVar[str] = "blica"
+    undetermined: ClassVar[str] = (
+        "the order, signs and lengths of the components, and those whose variances change alike"
+    )
     support: ClassVar[Support] = Support(
         ("binary", "ordinal", "continuous"), ("groups",), needs_levels=True
     )

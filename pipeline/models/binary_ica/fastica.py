@@ -84,6 +84,9 @@ class FastICA(Model):
     """
 
     name: ClassVar[str] = "fastica"
+    undetermined: ClassVar[str] = (
+        "the order, signs and lengths of the components, and rotations of normal ones"
+    )
     unlinked_effect: ClassVar[str] = UNLINKED_SOURCES
     statistics: ClassVar[type[RowSample]] = RowSample
     params: ClassVar[type[FastICAParams]] = FastICAParams

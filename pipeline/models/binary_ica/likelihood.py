@@ -168,6 +168,9 @@ class BinaryICALikelihood(ProbitICA):
     """
 
     name: ClassVar[str] = "binary-ica-likelihood"
+    undetermined: ClassVar[str] = (
+        "the order, signs and lengths of the components, and those that change alike"
+    )
     support: ClassVar[Support] = Support(
         ("binary", "ordinal", "continuous"), ("groups",), needs_levels=True
     )

@@ -178,6 +178,9 @@ class LinearIVAE(GradientModel):
     """
 
     name: ClassVar[str] = "linear-ivae"
+    undetermined: ClassVar[str] = (
+        "the order, signs and lengths of the components, and those that change alike"
+    )
     support: ClassVar[Support] = Support(parts=("groups",))
     unlinked_effect: ClassVar[str] = UNLINKED_SOURCES
     first_statistics: ClassVar[type[PairMoments]] = PairMoments

@@ -102,6 +102,7 @@ from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure
 from pipeline.models.support import Support
+from pipeline.models.vocabulary import FACTORS, PLAIN, Vocabulary
 from pipeline.numerics.gaussian.pair_tables import PairStatus
 from pipeline.numerics.gaussian.predictive import compute_predictive_probabilities
 from pipeline.numerics.probit.wide_rows import probit_codes
@@ -281,6 +282,19 @@ class ClippedPCA(Model):
                 parameter="correlation",
             )
         return super().with_structure(structure)
+
+    @property
+    def vocabulary(self) -> Vocabulary:  # type: ignore[override]
+        """The words of factor analysis, unless the fit has plain principal components."""
+        has_factors = self.estimator != "pca" or self.rotation != "none"
+        return FACTORS if has_factors else PLAIN
+
+    @property
+    def undetermined(self) -> str:  # type: ignore[override]
+        """Signs and axes."""
+        if self.vocabulary == FACTORS:
+            return "the signs of the factors, and their axes, which the rotation chooses"
+        return "the signs of components, and rotations among those of equal eigenvalue"
 
     @property
     def first_planes(self) -> NDArray[np.int64] | None:

@@ -106,21 +106,32 @@ def _warn_about_zero_weights(
     return warnings
 
 
+def find_reversed_items(slopes: Array, errors: Array) -> tuple[NDArray[np.intp], int]:
+    """Return the items whose slopes have the other sign than most, and the number of clear slopes.
+
+    Arguments have shape (n_features,). Slopes that may be 0 do not count. If many items point each
+    way, as votes of two parties do, nothing is reversed.
+    """
+    is_clear = np.abs(slopes) > _CLEAR_ERRORS * errors  # not of NaN
+    is_reversed = is_clear & (slopes * slopes[is_clear].sum() < 0)
+    n_clear = int(is_clear.sum())
+    is_usual = is_reversed.sum() > _MAX_REVERSED_SHARE * n_clear
+    return np.flatnonzero(is_reversed & ~is_usual), n_clear
+
+
 def warn_about_reversed_items(
     params: LatentTraitParams, names: tuple[str, ...] = ()
 ) -> list[FitWarning]:
     """Name the items of one trait whose slopes have the other sign than most.
 
-    Slopes that may be 0 do not count. If many items point each way, as votes of two parties do,
-    nothing is reversed. `names` has the names of items if blocks have several planes each.
+    `names` has the names of items if blocks have several planes each.
     """
     if params.weights.shape[1] != 1 or params.items_error is None:
         return []
-    slopes, errors = params.weights[:, 0], params.items_error.weights[:, 0]
-    is_clear = np.abs(slopes) > _CLEAR_ERRORS * errors  # not of NaN
-    reversed_items = np.flatnonzero(is_clear & (slopes * slopes[is_clear].sum() < 0))
-    n_clear = int(is_clear.sum())
-    if not 0 < len(reversed_items) <= _MAX_REVERSED_SHARE * n_clear:
+    reversed_items, n_clear = find_reversed_items(
+        params.weights[:, 0], params.items_error.weights[:, 0]
+    )
+    if not reversed_items.size:
         return []
     n = len(reversed_items)
     subject = "1 item points" if n == 1 else f"{n} items point"

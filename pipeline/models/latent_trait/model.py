@@ -267,6 +267,7 @@ from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure
 from pipeline.models.support import Conflict, Support
+from pipeline.models.vocabulary import ITEM_RESPONSE, Vocabulary
 from pipeline.numerics.gaussian.predictive import compute_predictive_probabilities
 from pipeline.numerics.logistic.bifactor import TraitBlocks
 from pipeline.numerics.logistic.categories.curves import (
@@ -428,6 +429,10 @@ class LatentTrait(Model):
     """
 
     name: ClassVar[str] = "latent-trait"
+    vocabulary: ClassVar[Vocabulary] = ITEM_RESPONSE
+    undetermined: ClassVar[str] = (
+        "the signs of traits, and their axes unless a pattern or known items set them"
+    )
     support: ClassVar[Support] = Support(
         ("binary", "ordinal", "continuous"),
         ("groups", "covariates", "pattern", "known items", "frequency", "sampling", "clusters"),

@@ -62,7 +62,7 @@ from numpy.typing import NDArray
 
 from pipeline.arrays import Array, Bits
 from pipeline.data.blocks import BinaryBlock
-from pipeline.errors import FitError, FitWarning
+from pipeline.errors import FitError, FitWarning, format_share
 from pipeline.executors.base import MapFunction
 from pipeline.learning.convergence import (
     ConvergenceCriterion,
@@ -195,6 +195,7 @@ class NoisyOr(Model):
     """
 
     name: ClassVar[str] = "noisy-or"
+    undetermined: ClassVar[str] = "the order of the units within a layer"
     unlinked_effect: ClassVar[str] = (
         "which cause of one part belongs to which of another is not determined"
     )
@@ -630,8 +631,8 @@ def warn_about_unmixed_chains(share: float) -> tuple[FitWarning, ...]:
         return ()
     return (
         FitWarning(
-            f"chains have not mixed: for {share:.0%} of rows, two chains with different starts "
-            "disagree about a unit, so that the codes depend on the start. Do not use codes with "
-            "few `effective_draws`."
+            f"chains have not mixed: for {format_share(share)} of rows, two chains with different "
+            "starts disagree about a unit, so that the codes depend on the start. Do not use codes "
+            "with few `effective_draws`."
         ),
     )

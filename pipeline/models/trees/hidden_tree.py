@@ -97,6 +97,7 @@ from pipeline.models.trees.hidden_start import (
     make_transitions,
 )
 from pipeline.models.trees.tree_starts import N_SHARE_POWERS
+from pipeline.models.vocabulary import STATES, Vocabulary
 from pipeline.numerics.trees.dependence import (
     compute_table_correlation,
     compute_table_information,
@@ -252,6 +253,8 @@ class HiddenTree(Model):
     """
 
     name: ClassVar[str] = "hidden-tree"
+    vocabulary: ClassVar[Vocabulary] = STATES
+    undetermined: ClassVar[str] = "the order of the states and of the trees"
     support: ClassVar[Support] = Support(("binary", "ordinal"), ("frequency", "sampling"))
     unlinked_effect: ClassVar[str] = (
         "how the parts are joined, and which levels correspond, is not determined"

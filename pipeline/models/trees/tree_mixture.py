@@ -1,4 +1,4 @@
-"""Mixture of trees: within each component, features depend on each other along a tree.
+"""Mixture of trees: within each class of rows, features depend on each other along a tree.
 
 Model: P(x) = Σ_k π_k Π_i θ_k(x_i | x_pa(k, i)), where pa(k, i) is the parent of feature i in the
 tree of component k (M. Meilă, M. I. Jordan, "Learning with mixtures of trees", Journal of Machine

@@ -267,8 +267,9 @@ def test_the_first_screen_has_findings_and_a_table_that_sorts(
     page = report(tmp_path, data, "latent-trait", 1)
     show(browser, page, 1280)
     findings = browser.find_element("class name", "findings")
-    assert findings.text.startswith("latent-trait was fitted with 1 component to 900 rows")
-    assert "Component 1 is led by" in findings.text
+    assert findings.text.startswith("Items to check")
+    assert "latent-trait was fitted with 1 trait to 900 rows" in findings.text
+    assert "Trait 1 is led by" in findings.text
     table = browser.find_element("css selector", ".numbers table")
     assert table.rect["y"] + 100 < 900
     before = browser.execute_script(COLUMN)

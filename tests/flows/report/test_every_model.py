@@ -119,7 +119,7 @@ def check_report(report: Report) -> str:
     for figure in report.figures:
         for mark in figure.plot.marks if isinstance(figure.plot, Plot) else ():
             facts = dict(getattr(mark, "facts", None) or ())
-            assert {*facts.get("feature", ())} <= names
+            assert {*facts.get(fitted.model.vocabulary.feature, ())} <= names
     table = make_parameter_table(fitted.artifact, report.correlations)
     if table is not None:
         assert [name for name, _ in table.rows] == [*fitted.feature_names]
@@ -142,7 +142,7 @@ def test_the_report_of_every_model_is_drawn(
         return
     fitted = fit(datasets[kind], name, **options)
     text = check_report(build_report(fitted._to_loaded_model()))
-    assert f" {len(NAMES)} features " in text
+    assert f" {len(NAMES)} {fitted.model.vocabulary.features} " in text
     assert ("by level)" in text) == (model.support.splits_levels and kind != "binary")
 
 

@@ -12,7 +12,9 @@ import pytest
 from flows.exporting.columns import find_unbounded_weights
 from flows.report.page import Report, build_report_from_artifact
 from flows.report.tables import explain_columns, explain_facts, make_parameter_table
+from pipeline.errors import format_share
 from pipeline.models.registry import find_models
+from pipeline.models.vocabulary import PLAIN
 from tests.support.data import draw_probit_rows, write_arrays
 from tests.support.fits import write_fit
 
@@ -78,4 +80,29 @@ def test_words_are_explained_where_they_stand() -> None:
     assert "unit of natural logarithms" in explain_facts(facts)
     assert "two halves of the rows" in explain_facts(facts)
     assert explain_facts([("rows", "10")]) == ""
-    assert explain_columns(["weights_1", "difficulty"]).startswith("Weights are the slopes a")
+    assert explain_columns(["weights_1", "difficulty"], PLAIN).startswith("Slopes a and")
+
+
+def test_reversed_items_are_named_first(tmp_path: Path) -> None:
+    X, _ = draw_probit_rows(900, 8, 1, seed=3)
+    direction = np.sign(np.corrcoef(X, rowvar=False)[:, 0])
+    X = np.where(direction > 0, X, 1 - X).astype(np.uint8)  # all items point the same way
+    X[:, 4] = 1 - X[:, 4]
+    report = drawn(tmp_path, "latent-trait", X, n_components=1)
+    assert next(iter(report.topics)) == "Items to check"
+    assert report.findings[0] == "f4 points the other way than most."
+    right = np.where(np.arange(8) == 4, 1 - X, X)
+    assert (
+        drawn(tmp_path / "right", "latent-trait", right, n_components=1)
+        .findings[0]
+        .startswith("None: no item points the other way")
+    )
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0.998, "99.8%"), (0.99996, "99.996%"), (0.997, "99.7%"), (1.0, "100%"), (0.99, "99%"),
+     (0.001, "0.1%"), (0.0, "0%"), (1 - 1e-15, "100%"), (0.004, "0.4%"), (0.5, "50%")],
+)  # fmt: skip
+def test_only_all_is_100_percent(share: float, text: str) -> None:
+    assert format_share(share) == text

@@ -85,7 +85,7 @@ def test_a_named_row_or_feature_is_at_the_chosen_pole(artifact: Path) -> None:
     assert positions(drawn(artifact, orient=(f"{top}=+1",))) == plain
     weights = [report.fitted.artifact["weights"] for report in (drawn(artifact), reversed_report)]
     np.testing.assert_allclose(*(weights[0], -weights[1]))
-    assert "Component 1 is led by" in " ".join(reversed_report.findings)
+    assert "Trait 1 is led by" in " ".join(reversed_report.findings)
 
 
 def test_weights_and_measurements_are_no_names(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_cutting_lines_are_those_of_the_chosen_features(tmp_path: Path) -> None:
         assert isinstance(lines, LineMarks)
         assert sum(len(own.x) for own in dots if isinstance(own, PointMarks)) <= 90
         params = report.fitted.params
-        names = dict(lines.facts)["feature"]
+        names = dict(lines.facts)["item"]
         assert set(names) <= set(shown)
         for name, points in zip(names, lines.points, strict=True):
             item = int(name[1:])

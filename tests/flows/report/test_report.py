@@ -166,19 +166,21 @@ def test_what_is_drawn_follows_from_the_arrays(data, tmp_path, model):
     write_report(build_report_from_artifact(artifact.path), tmp_path / REPORT_FILE)
     text = Page(tmp_path / REPORT_FILE).text
     drawn = [name for name in artifact if set(artifact.dims(name)) == {"feature", "component"}]
-    titles = [name.replace("_", " ").capitalize() for name in drawn]
+    words = built.vocabulary
+    titles = [words.format_array(name).capitalize() for name in drawn]
     if isinstance(built, HasHiddenCauses):
         titles.append("Features that units of layer 1 turn on")
     elif "weights_0" in artifact:
         titles.append("Weights of the first layer")
-    titles += [] if titles else ["Correlation of features with components"]
+    titles += [] if titles else [f"Correlation of {words.features} with {words.components}"]
     assert any(title in text for title in titles)
     by_segment = [n for n in artifact if set(artifact.dims(n)) == {"segment", "component"}]
     n_drawn = sum(bool(np.nan_to_num(artifact[name]).any()) for name in by_segment)
     assert text.count(" by segment") >= n_drawn
     assert ("Convergence" in text) == (len(artifact.manifest["history"]) > 1)
     assert ("Calibration of pairs" in text) == isinstance(built, CanSample)
-    assert "Rows in latent space" in text or "Share of components" in text
+    figures = f"{words.rows.capitalize()} in latent space", f"Share of {words.components}"
+    assert any(figure in text for figure in figures)
 
 
 def test_text_that_no_file_can_hold_is_drawn_with_a_stand_in(data, tmp_path):
@@ -324,8 +326,8 @@ def test_shares_of_components_have_the_names_of_many_segments(tmp_path):
     artifact = write_fit(tmp_path / "artifact", model, dataset)
     write_report(build_report_from_artifact(artifact), tmp_path / REPORT_FILE)
     text = Page(tmp_path / REPORT_FILE).text
-    assert "Mean share of 2 components among 280 rows, by segment" in text
-    assert "all rows" not in text.split("Share of components")[1].split("Mean share")[0]
+    assert "Mean share of 2 classes among 280 rows, by segment" in text
+    assert "all rows" not in text.split("Share of classes")[1].split("Mean share")[0]
 
 
 @pytest.mark.parametrize(
