@@ -146,9 +146,9 @@ def _list_fits(models: tuple[str, ...], datasets: Sequence[_Dataset]) -> Iterato
         for setting, default in settings.items():
             choices = get_args(hints[setting]) if get_origin(hints[setting]) is Literal else ()
             others = [choice for choice in choices if choice != default]
-            for choice, dataset in product(others, own):
-                if dataset.is_complete:
-                    yield _Fit(dataset, name, [*short, f"{setting}={choice}"])
+            # The last kinds of features include all others; each has a complete dataset first.
+            for choice, dataset in product(others, dict.fromkeys((own[0], own[-2]))):
+                yield _Fit(dataset, name, [*short, f"{setting}={choice}"])
 
 
 def _has_own_functions(model: type[Model], kinds: Sequence[FeatureKind]) -> bool:

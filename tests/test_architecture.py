@@ -62,7 +62,7 @@ def iter_imports(tree: ast.AST, scope: str = "") -> Iterator[FoundImport]:
             yield from (FoundImport(name.name.partition(".")[0], scope) for name in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             yield FoundImport((node.module or "").partition(".")[0], scope)
-        else:
+        elif not isinstance(node, ast.expr):
             yield from iter_imports(node, _scope(node, scope))
 
 

@@ -53,7 +53,7 @@ def artifact(folder: Path, dataset: BinaryDataset) -> Any:
     """Path of the fit of a model."""
 
     def fitted(name: str, *settings: str) -> Path:
-        model = build_model(name, "2", settings) if settings else FACTS[name].make()
+        model = build_model(name, "2", settings) if settings else FACTS[name].make_brief(10)
         return write_fit(folder / "-".join((name, *settings)), model, dataset)
 
     return lru_cache(fitted)

@@ -27,14 +27,17 @@ def differentiate(function: Callable[[Floats], Any], at: Floats, step: ArrayLike
 def differentiate_twice(
     function: Callable[[Floats], float], at: Floats, step: ArrayLike = 1e-3
 ) -> Floats:
-    """Return the Hessian of a function."""
+    """Return the Hessian of a function, from n² + n + 1 values of it."""
     sizes = np.broadcast_to(step, at.shape)
-    hessian = np.empty((len(at), len(at)))
-    for i, a in enumerate(np.diag(sizes)):
-        for j, b in enumerate(np.diag(sizes)[: i + 1]):
-            moves = [(s * t, at + s * a + t * b) for s in (1, -1) for t in (1, -1)]
-            hessian[i, j] = hessian[j, i] = sum(sign * function(move) for sign, move in moves)
-    return hessian / (4 * np.outer(sizes, sizes))
+    center, moves = function(at), np.diag(sizes)
+    # Second differences by one entry, and by the sum of two.
+    own = np.array([function(at + a) + function(at - a) - 2 * center for a in moves])
+    hessian = np.diag(own)
+    for i, a in enumerate(moves):
+        for j, b in enumerate(moves[:i]):
+            both = function(at + a + b) + function(at - a - b) - 2 * center
+            hessian[i, j] = hessian[j, i] = (both - own[i] - own[j]) / 2
+    return hessian / np.outer(sizes, sizes)
 
 
 def compute_sandwich(

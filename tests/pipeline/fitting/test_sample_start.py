@@ -112,7 +112,7 @@ def test_a_resumed_fit_has_the_same_bytes_wherever_it_was_interrupted(
     expected = get_bytes(fit(data, model, checkpoint=states.append))
     assert len(states) >= 2
     assert all(not state.is_on_sample for state in states)
-    for state in states:
+    for state in (*states[:3], states[-1]):
         assert get_bytes(fit(data, model, state=state)) == expected
 
 

@@ -37,7 +37,7 @@ def test_several_starts_share_passes_too() -> None:
     mask = (~np.isnan(answers.X)).astype(np.uint8)
     data = DenseData(np.nan_to_num(answers.X).astype(np.uint8), mask)
     rows, executor = make_memory_rows(data), SerialExecutor()
-    model = LatentTrait(n_components=1, errors="none")
+    model = LatentTrait(n_components=1, errors="none", tol=1e-4)
     state = initialize_fit(model, collect_first_statistics(model, rows, executor, 0), 0)
     assert len(state.starts) == 2
     (shared,) = fit_in_shared_passes([model], [state], rows, executor)

@@ -25,6 +25,7 @@ from pipeline.models.structure import Structure
 from pipeline.params import get_named_arrays
 from pipeline.random import RowRandom
 from tests.support.data import find_reference
+from tests.support.derivatives import compute_sandwich, differentiate, differentiate_twice
 from tests.support.strategies import DenseData, make_memory_blocks, make_memory_rows
 
 Floats = NDArray[np.float64]
@@ -148,24 +149,12 @@ def test_four_parameters_are_the_maximum_and_errors_those_of_its_hessian(is_mask
     at = collect(params)
     found = state.diagnostics["fit_statistics"]
     assert found["log_likelihood"] + found["log_prior"] == pytest.approx(sum_posterior(data, at))
-    h, size = 1e-3, len(at)
-    steps = h * np.eye(size)
-    gradient = [sum_posterior(data, at + e) - sum_posterior(data, at - e) for e in steps]
-    np.testing.assert_allclose(np.array(gradient) / (2 * h), 0, atol=0.02)
-    hessian = np.array(
-        [
-            [
-                sum(
-                    a * b * sum_posterior(data, at + a * steps[i] + b * steps[j])
-                    for a in (-1, 1)
-                    for b in (-1, 1)
-                )
-                for j in range(size)
-            ]
-            for i in range(size)
-        ]
-    ) / (4 * h * h)
-    expected = np.sqrt(np.diag(np.linalg.inv(-hessian)))
+
+    def sum_own_posterior(values: Floats) -> float:
+        return sum_posterior(data, values)
+
+    np.testing.assert_allclose(differentiate(sum_own_posterior, at, 1e-3), 0, atol=0.02)
+    expected = np.sqrt(np.diag(np.linalg.inv(-differentiate_twice(sum_own_posterior, at))))
     g, s = params.guessing, params.slipping
     expected[2 * n : 3 * n] *= g * (1 - g)
     expected[3 * n :] *= s * (1 - s)
@@ -383,26 +372,8 @@ def test_sampling_weights_have_robust_errors() -> None:
         by_node = patterns @ np.log(P).T + (1 - patterns) @ np.log(1 - P).T
         return logsumexp(by_node + norm.logpdf(GRID), axis=1)[places]
 
-    h, size = 1e-4, len(at)
-    scores = np.array([(by_row(at + e) - by_row(at - e)) / (2 * h) for e in h * np.eye(size)])
-    np.testing.assert_allclose(scores @ weights, 0, atol=0.05)
-    h = 1e-3
-    steps = h * np.eye(size)
-    hessian = np.array(
-        [
-            [
-                sum(
-                    a * b * (by_row(at + a * steps[i] + b * steps[j]) @ weights)
-                    for a in (-1, 1)
-                    for b in (-1, 1)
-                )
-                for j in range(size)
-            ]
-            for i in range(size)
-        ]
-    ) / (4 * h * h)
-    inverse = np.linalg.inv(hessian)
-    errors = np.sqrt(np.diag(inverse @ ((scores * weights**2) @ scores.T) @ inverse))
+    np.testing.assert_allclose(weights @ differentiate(by_row, at, 1e-4), 0, atol=0.05)
+    errors = np.sqrt(np.diag(compute_sandwich(by_row, at, weights)))
     assert state.diagnostics["errors"] == "sandwich"
     np.testing.assert_allclose(params.weights_error[:, 0], errors[:n], rtol=5e-3)
     g = params.guessing[0]

@@ -21,6 +21,7 @@ from pipeline.models.latent_trait.params import LatentTraitParams
 from pipeline.numerics.logistic.categories.gaussian_items import MIN_DEVIATION, GaussianItems
 from pipeline.random import RowRandom
 from tests.pipeline.models.latent_trait.test_ordinal_patterns import compute_hessian
+from tests.support.derivatives import differentiate_twice
 
 Floats = NDArray[np.float64]
 CONTINUOUS = ["income", "stress"]
@@ -114,13 +115,7 @@ def test_fit_is_the_maximum_of_the_literal_likelihood(survey: pd.DataFrame, fitt
     assert_allclose(sum_rows(theta), found["log_likelihood"], rtol=1e-8)
     gradient = scipy.optimize.approx_fprime(theta, sum_rows, 1e-5)
     assert np.abs(gradient).max() < 0.05
-    step = 1e-3 * np.eye(len(theta))
-    hessian = [
-        scipy.optimize.approx_fprime(theta + h, sum_rows, 1e-5)
-        - scipy.optimize.approx_fprime(theta - h, sum_rows, 1e-5)
-        for h in step
-    ]
-    errors = np.sqrt(np.diag(np.linalg.inv(-np.array(hessian) / 2e-3)))
+    errors = np.sqrt(np.diag(np.linalg.inv(-differentiate_twice(sum_rows, theta))))
     own = np.concatenate(
         [
             params.weights_error[:, 0],

@@ -456,11 +456,11 @@ def test_a_fit_that_goes_on_reaches_the_same_bytes() -> None:
 def test_nodes_of_a_fit_give_its_objective_again(estimator: str) -> None:
     X, *_ = two_factors()
     settings: dict[str, Any] = {"estimator": estimator, "nodes": 9, "tol": 1e-9}
-    state = fitted(X[:2000], **settings)
+    state = fitted(X[:500], **settings)
     again = collect_pass_statistics(
-        LatentTrait(**settings), state, make_memory_rows(DenseData(X[:2000])), SERIAL, 0
+        LatentTrait(**settings), state, make_memory_rows(DenseData(X[:500])), SERIAL, 0
     )
-    assert again.objective / 2000 == pytest.approx(state.history[-1], abs=1e-7)
+    assert again.objective / 500 == pytest.approx(state.history[-1], abs=1e-7)
 
 
 def test_weights_for_reading_are_rotations() -> None:

@@ -14,11 +14,12 @@ from scipy.special import expit
 
 import latentbits as lb
 from pipeline.errors import FitError
+from tests.support.derivatives import differentiate_twice
 
 Floats = NDArray[np.float64]
 GROUPS = ("East", "West")
 NAMES = ["q0", "q1", "q2", "q3"]
-GRID = np.linspace(-6, 6, 81)
+GRID = np.linspace(-6, 6, 49)
 LOG_PRIOR = -0.5 * GRID**2 - scipy.special.logsumexp(-0.5 * GRID**2)
 
 
@@ -112,17 +113,8 @@ def test_fit_is_the_maximum_of_the_literal_likelihood(
         np.zeros(len(theta)), lambda change: sum_rows(theta + scale * change), 1e-5
     )
     assert np.abs(gradient).max() < 0.05
-    step = 1e-3
-
-    def differentiate(change: Floats) -> Floats:
-        at = theta + scale * change
-        own: Floats = scipy.optimize.approx_fprime(
-            np.zeros(len(theta)), lambda h: sum_rows(at + scale * h), 1e-5
-        )
-        return own
-
-    hessian = [differentiate(h) - differentiate(-h) for h in step * np.eye(len(theta))]
-    expected = scale * np.sqrt(np.diag(np.linalg.inv(-np.array(hessian) / (2 * step))))
+    hessian = differentiate_twice(sum_rows, theta, 1e-3 * scale)
+    expected = np.sqrt(np.diag(np.linalg.inv(-hessian)))
     own = np.concatenate(
         [
             params.weights_error[:, 0],
