@@ -54,6 +54,9 @@ error, z and p.
 `--what classes`: one line per class of a mixture with its size, standard error, 95 % interval and
 expected number of rows; with groups, also its size in each.
 
+`--what levels`: the probabilities of levels and categories in the classes of a bernoulli-mixture,
+one line per feature and level, with standard errors.
+
 `--what contrasts`: how the classes of a bernoulli-mixture differ, one line per feature, level and
 pair of classes: the difference of their probabilities, or means, with standard error, z and p.
 `--reference 2` compares each class with class 2 only, here and for coefficients.
@@ -110,6 +113,7 @@ ExportKind = Literal[
     "groups",
     "coefficients",
     "classes",
+    "levels",
     "contrasts",
     "class-numbers",
     "codes",
@@ -283,6 +287,7 @@ def _make_table(job: ExportJob, progress: Progress, scale: CodeScale | None) -> 
         make_class_number_table,
         make_class_table,
         make_contrast_table,
+        make_level_table,
     )
 
     assert job.fitted is not None
@@ -302,6 +307,7 @@ def _make_table(job: ExportJob, progress: Progress, scale: CodeScale | None) -> 
         "items": make_item_table,
         "groups": make_group_table,
         "coefficients": partial(make_coefficient_table, reference=job.options.reference),
+        "levels": make_level_table,
         "class-numbers": make_class_number_table,
         "correlations": make_correlation_table,
         "factors": make_factor_table,

@@ -139,6 +139,7 @@ def _write_dataset(job: SampleJob, executor: Executor, progress: Progress) -> Bi
         job.output,
         fitted.feature_names,
         feature_levels=fitted.artifact.manifest.get("feature_levels", {}),
+        nominal_features=fitted.artifact.manifest.get("nominal_features", ()),
         columns=() if group is None else (group,),
         expected_rows=n_rows,
         attributes=_make_attributes(fitted, seed),

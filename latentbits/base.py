@@ -38,10 +38,10 @@ from pipeline.data.batches import (
 )
 from pipeline.data.datasets import MemoryDataset, make_memory_dataset
 from pipeline.data.features import (
-    BINARY_LEVELS,
     MAX_LEVELS,
     Feature,
     count_planes,
+    make_features,
     sum_planes,
 )
 from pipeline.data.matching import find_segment_indices, map_fitted_segments
@@ -49,7 +49,7 @@ from pipeline.data.tables import (
     LevelsByFeature,
     convert_segments,
     iter_numbers,
-    list_ordered_categories,
+    list_categories,
     make_tables,
     wrap_frame,
 )
@@ -119,6 +119,8 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         Threshold of each feature, (n_features,); only with `binarize`.
     levels_
         Names of the levels of each feature that has more than two, or other names than 0 and 1.
+    nominal_
+        Names of the features whose levels are categories without an order.
     """
 
     model_class: ClassVar[type[Any]]
@@ -136,6 +138,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     feature_names_in_: NDArray[np.str_]
     binarize_: NDArray[np.float64]
     levels_: dict[str, tuple[str, ...]]
+    nominal_: frozenset[str]
     _counts: api.RowCounts | None = None
 
     def fit(
@@ -186,7 +189,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             asked = {"weight": _SAMPLE_WEIGHT, "weights": kind}
         if self.binarize is not None:
             self.binarize_ = self._choose_thresholds(rows, weights)
-        self.levels_ = self._choose_levels(X, rows, levels)
+        self.levels_, self.nominal_ = self._choose_levels(X, rows, levels)
         if segments is None:
             segments = self._divide_rows(rows.n_rows)
         self._check_target(y, segments)
@@ -230,7 +233,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         rows = self._check_X(X, is_first, has_levels=is_first and levels is not None)
         self._check_target(y, segments)
         if earlier is None:
-            self.levels_ = self._choose_levels(X, rows, levels)
+            self.levels_, self.nominal_ = self._choose_levels(X, rows, levels)
             if self.binarize is not None:
                 self.binarize_ = self._choose_thresholds(rows)
             self.seed_ = _draw_seed(self.random_state)
@@ -417,7 +420,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     def _list_features(self) -> tuple[Feature, ...]:
         """Return the features of X; those of the fit may be their planes."""
         names = self._list_names(self.n_features_in_)
-        return tuple(Feature(name, self.levels_.get(name, BINARY_LEVELS)) for name in names)
+        return make_features(names, self.levels_, self.nominal_)
 
     def _list_names(self, n_features: int) -> list[str]:
         return [*getattr(self, "feature_names_in_", [f"x{i}" for i in range(n_features)])]
@@ -467,7 +470,9 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
                 header = X.head(0).collect()
             validate_data(self, header, **options, skip_check_array=True)
             rows = open_frame(X, list_columns(X))
-        elif self.binarize is None and (_list_categories(X) or (_has_texts(X) and not has_levels)):
+        elif self.binarize is None and (
+            any(_list_categories(X)) or (_has_texts(X) and not has_levels)
+        ):
             validate_data(self, X, **options, skip_check_array=True)
             frame = wrap_frame(X, "")
             rows = open_frame(frame, list_columns(frame))
@@ -485,28 +490,32 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
     def _choose_levels(
         self, X: Any, rows: RowBatches, levels: LevelsByFeature
-    ) -> dict[str, tuple[str, ...]]:
-        """Return the levels of each feature that is not plain 0 and 1, by name."""
+    ) -> tuple[dict[str, tuple[str, ...]], frozenset[str]]:
+        """Return the levels of features that are not plain 0 and 1, and the nominal features."""
+        nominal: dict[str, Sequence[Any]] = {}
         if self.binarize is not None and levels is None:
-            return {}
+            return {}, frozenset()
         names = self._list_names(rows.n_features)
         can_have_levels = "ordinal" in self.model_class.support.features
         if levels is None:
-            categories = _list_categories(X)
             columns = map(str, rows.feature_names or names)
-            named = zip(names, columns, strict=True)
-            levels = {name: categories[column] for name, column in named if column in categories}
+            named = [*zip(names, columns, strict=True)]
+            levels, nominal = (
+                {name: own[column] for name, column in named if column in own}
+                for own in _list_categories(X)
+            )
             largest = _find_largest_codes(rows) if can_have_levels else [0] * len(names)
             levels |= {n: range(k + 1) for n, k in zip(names, largest, strict=True) if k > 1}
+            levels = {name: own for name, own in levels.items() if name not in nominal}
         rule = None if self.binarize is None else self.binarize_
-        tables = make_tables(rows, names, None, {}, rule, levels=levels)
+        tables = make_tables(rows, names, None, {}, rule, levels=levels, nominal=nominal)
         for name, own in tables.feature_levels.items():
             if len(own) > 2 and not can_have_levels:
                 raise FitError(
                     f"Feature {name!r} has {len(own)} levels, but {type(self).__name__} takes only "
                     "binary features. Replace the levels by 0 and 1."
                 )
-        return tables.feature_levels
+        return tables.feature_levels, tables.nominal_features
 
     def _check_sample_weight(self, sample_weight: ArrayLike, n_rows: int) -> NDArray[np.float64]:
         """Check weights as scikit-learn does, (n_rows,); the model must be able to use them."""
@@ -578,6 +587,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         if "continuous" in self.model_class.support.features:
             remedy += " Estimators do not take continuous features; latentbits.fit does."
         tables = make_tables(rows, names, segments, keep, rule, remedy, self.levels_ or None)
+        tables = replace(tables, nominal=self.nominal_)
         n_earlier = earlier.first.n_rows if earlier else 0
         if segments is None:
             return replace(make_memory_dataset(tables, (), n_earlier), segment_names=("",))
@@ -643,14 +653,14 @@ def _check_size(rows: RowBatches, min_size: int) -> None:
             )
 
 
-def _list_categories(X: Any) -> dict[str, Sequence[Any]]:
-    """Return the categories of the ordered categoricals of a data frame; empty for arrays."""
+def _list_categories(X: Any) -> tuple[dict[str, Sequence[Any]], dict[str, Sequence[Any]]]:
+    """Return the categories of ordered and of other categoricals of a data frame, if X is one."""
     if is_lazy_frame(X):
-        return list_ordered_categories(X, list_columns(X))
+        return list_categories(X, list_columns(X))
     if not is_into_dataframe(X):
-        return {}
+        return {}, {}
     frame = wrap_frame(X, "")
-    return list_ordered_categories(frame, list_columns(frame))
+    return list_categories(frame, list_columns(frame))
 
 
 def _has_texts(X: Any) -> bool:

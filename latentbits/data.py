@@ -14,10 +14,11 @@ from numpy.typing import ArrayLike
 
 from pipeline.data.batches import is_lazy_frame, list_columns
 from pipeline.data.datasets import Dataset, MemoryDataset, make_memory_dataset
-from pipeline.data.features import BINARY_LEVELS, Feature, join_levels, name_planes
+from pipeline.data.features import BINARY_LEVELS, Feature, HasFeatures, join_levels, name_planes
 from pipeline.data.tables import (
     BinaryTable,
     LevelsByFeature,
+    NominalFeatures,
     TableBatches,
     convert_array,
     convert_frame,
@@ -49,10 +50,10 @@ def make_dataset(
     xarray = sys.modules.get("xarray")
     is_labelled = xarray is not None and isinstance(data, xarray.DataArray | xarray.Dataset)
     if is_labelled or is_lazy_frame(data) or is_into_dataframe(data):
-        if features and {name for name, _ in features} <= {*list_frame_columns(data)}:
-            columns = [name for name, _ in features]
+        if features and {f.name for f in features} <= {*list_frame_columns(data)}:
+            columns = [f.name for f in features]
         tables = convert_frame(data, None, (), columns)
-        _check_orders(tables.levels, features)
+        _check_orders(tables, features)
     else:
         tables = convert_array(handle_absent_chunks(data))
         names, planes = tuple(f.name for f in features), name_planes(features)
@@ -61,7 +62,10 @@ def make_dataset(
             tables = replace(tables, feature_names=planes if is_per_plane else names)
             features = () if is_per_plane else features
     levels = {f.name: f.levels for f in features if f.levels != BINARY_LEVELS}
-    return make_memory_dataset(replace(tables, levels={**tables.levels, **levels}))
+    nominal = frozenset(f.name for f in features if f.is_nominal)
+    nominal |= tables.nominal - {f.name for f in features}
+    named = replace(tables, levels={**tables.levels, **levels}, nominal=nominal)
+    return make_memory_dataset(named)
 
 
 def list_frame_columns(data: Any) -> list[str]:
@@ -71,13 +75,13 @@ def list_frame_columns(data: Any) -> list[str]:
     return list_columns(wrap_frame(data, "")) if is_into_dataframe(data) else []
 
 
-def _check_orders(levels: Mapping[str, Sequence[str]], features: Sequence[Feature]) -> None:
+def _check_orders(tables: TableBatches, features: Sequence[Feature]) -> None:
     """Raise `FitError` if columns declare another order of categories than the features of a fit.
 
     Categories that only one of them has are left out: an error about their values says more.
     """
-    for name, fitted in features if levels else ():
-        order = levels.get(name, ())
+    for name, fitted, is_nominal in features if tables.levels else ():
+        order = () if is_nominal or name in tables.nominal else tables.levels.get(name, ())
         if [c for c in order if c in fitted] != [c for c in fitted if c in order]:
             raise FitError(
                 f"Column {name!r} has the categories {join_levels(order)}, but feature {name!r} "
@@ -118,6 +122,7 @@ def from_numpy(
     map: Mapping[Any, int | None] | None = None,
     levels: LevelsByFeature = None,
     continuous: Sequence[str] = (),
+    nominal: NominalFeatures = (),
     absent_chunks: Literal["refuse", "fill", "missing"] | None = None,
     path: Any = None,
 ) -> Dataset:
@@ -148,6 +153,10 @@ def from_numpy(
     continuous
         Names of the features whose values are numbers, such as `["age"]`. They are stored as
         32-bit floats; infinite values are refused.
+    nominal
+        Features whose values are categories without an order: a dictionary such as `{"media":
+        ["tv", "radio", "web"]}`, or names, such as `["media"]`, whose categories are the values
+        that occur. 2 to 16 categories are possible.
     absent_chunks
         Chunks that an array of Zarr or HDF5 does not store: `"refuse"` raises an error, `"fill"`
         reads the fill value, and `"missing"` takes their cells as missing; None reads the fill
@@ -162,7 +171,7 @@ def from_numpy(
         exists.
     """
     rule = make_binarization_rule(threshold, map)
-    kinds: dict[str, Any] = {"levels": levels, "continuous": continuous}
+    kinds: dict[str, Any] = {"levels": levels, "continuous": continuous, "nominal": nominal}
     X = handle_absent_chunks(X, absent_chunks)
     tables = convert_array(X, feature_names, segment, keep, rule, **kinds)
     return _make_dataset(tables, path)
@@ -178,6 +187,7 @@ def from_dataframe(
     map: Mapping[Any, int | None] | None = None,
     levels: LevelsByFeature = None,
     continuous: Sequence[str] = (),
+    nominal: NominalFeatures = (),
     path: Any = None,
 ) -> Dataset:
     """Create a dataset from a data frame of pandas, Polars and others, or from an xarray object.
@@ -188,7 +198,8 @@ def from_dataframe(
     ----------
     df
         A data frame or lazy frame, whose feature columns hold 0, 1, True, False or missing values,
-        or are ordered categoricals (pandas) or Enums (Polars) with up to 16 categories; an xarray
+        or are categoricals of pandas, Polars or Arrow with up to 16 categories, which are nominal
+        unless they have an order, as ordered categoricals and Enums (Polars) do; an xarray
         DataArray (row, feature); or an xarray Dataset with `values` and optionally `observed`, as
         returned by `to_xarray`.
     segment
@@ -197,7 +208,7 @@ def from_dataframe(
         Names of per-row columns to keep; the column `split` defines the splits.
     features
         Names of the feature columns; None takes all columns other than those above.
-    threshold, map, levels, continuous, path
+    threshold, map, levels, continuous, nominal, path
         As for `from_numpy`. `levels` take the place of a column's own categories. With `threshold`
         or `map`, all columns become binary.
 
@@ -207,7 +218,7 @@ def from_dataframe(
         If a value is neither binary nor a level, a column is missing, or the path exists.
     """
     rule = make_binarization_rule(threshold, map)
-    kinds: dict[str, Any] = {"levels": levels, "continuous": continuous}
+    kinds: dict[str, Any] = {"levels": levels, "continuous": continuous, "nominal": nominal}
     tables = convert_frame(df, segment, keep, features, rule, **kinds)
     return _make_dataset(tables, path)
 
@@ -231,23 +242,20 @@ def _make_dataset(tables: TableBatches, path: Any) -> Dataset:
     if path is None:
         return make_memory_dataset(tables)
     columns, n_rows = tuple(tables.columns), tables.rows.n_rows
-    names, levels = tables.feature_names, tables.feature_levels
-    return _write_tables(path, tables, names, levels, columns, n_rows)
+    return _write_tables(path, tables, tables, columns, n_rows)
 
 
 def write_dataset(dataset: MemoryDataset, path: str | AnyPath) -> BinaryDataset:
     """Write a dataset that is in memory to disk."""
     columns = tuple(dataset.chunks[0].columns)
     tables, n_rows = dataset.iter_tables(), dataset.n_rows
-    names, levels = dataset.feature_names, dataset.feature_levels
-    return _write_tables(path, tables, names, levels, columns, n_rows)
+    return _write_tables(path, tables, dataset, columns, n_rows)
 
 
 def _write_tables(
     path: str | AnyPath,
     tables: Iterable[BinaryTable],
-    feature_names: Sequence[str],
-    feature_levels: Mapping[str, Sequence[str]],
+    about: HasFeatures,
     columns: Sequence[str],
     n_rows: int,
 ) -> BinaryDataset:
@@ -258,8 +266,14 @@ def _write_tables(
 
     if not is_free_target(parse_path(path), DATASET_FORMAT):
         raise DataError(f"{path} already exists. Choose another path.")
-    options: dict[str, Any] = {"columns": columns, "expected_rows": n_rows}
-    with create_dataset(path, feature_names, feature_levels=feature_levels, **options) as writer:
+    with create_dataset(
+        path,
+        about.feature_names,
+        feature_levels=about.feature_levels,
+        nominal_features=about.nominal_features,
+        columns=columns,
+        expected_rows=n_rows,
+    ) as writer:
         for table in tables:
             writer.add(table, table.segments)
     return open_stored(path)

@@ -347,7 +347,7 @@ class Fitted(ResultDisplayMixin):
         FitError
             If the model has no trees.
         """
-        edges = find_tree_edges(self.model, self.params, "The fit")
+        edges = find_tree_edges(self.model, self.params, self.features, "The fit")
         return Edges(make_edge_columns(edges, self.feature_names))
 
     def report(

@@ -335,7 +335,7 @@ class Scorer:
         frame = wrap_frame(df, _ROW_REMEDY)
         self._check_features(map(str, frame.columns))
         tables = convert_frame(frame, None, (), remedy=_VALUES_REMEDY)
-        table = join_tables([*replace(tables, levels=self._levels)])
+        table = join_tables([*replace(tables, levels=self._levels, nominal=frozenset())])
         X, observed = np.zeros((2, len(table.X), len(self._places)), np.uint8)
         places = [self._places[name] for name in table.feature_names]
         X[:, places] = table.X
@@ -347,7 +347,8 @@ class Scorer:
         self._check_rows_observed(observed, numbers)
         mask = None if observed.all() else observed
         names = self._names
-        whole = BinaryTable(X, mask, names, None, {}, self._levels, numbers)
+        nominal = frozenset(f.name for f in self._features if f.is_nominal)
+        whole = BinaryTable(X, mask, names, None, {}, self._levels, numbers, nominal)
         dataset = replace(make_memory_dataset([whole]), segment_names=(segment,))
         return view_as_fitted(dataset, self.fitted.features)
 

@@ -79,6 +79,8 @@ def list_dataset_facts(
     feature_levels = manifest.get("feature_levels", {})
     if n_with_levels := sum(len(own) > 2 for own in feature_levels.values()):
         yield "levels", f"more than 2 of {n_with_levels:,} features"
+    if n_nominal := len(manifest.get("nominal_features", ())):
+        yield "nominal", f"{n_nominal:,} features"
     if continuous := [name for name in names if feature_levels.get(name) == []]:
         yield "continuous", _format_first_items(_shorten_first_names(continuous), len(continuous))
     segments = manifest["segment_names"]

@@ -385,12 +385,16 @@ def print_ingest(summary: Mapping[str, Any]) -> None:
         summary["n_continuous_features"],
     )
     if n_with_levels or n_continuous:
-        n_by_kind = {"continuous": n_continuous, "with several levels": n_with_levels}
+        n_nominal = summary["n_nominal_features"]
+        n_by_kind = {"continuous": n_continuous, "with several levels": n_with_levels - n_nominal}
+        n_by_kind["nominal"] = n_nominal
         n_by_kind["binary"] = summary["n_features"] - n_with_levels - n_continuous
         kinds = [f"{count:,} {kind}" for kind, count in n_by_kind.items() if count]
         rows[1] = ("features", f"{summary['n_features']:,}: {', '.join(kinds)}")
     for found in summary["found_levels"]:
         levels = " < ".join(found["levels"]) or "continuous, because of more than 16 values"
+        if found["is_nominal"]:
+            levels = f"nominal: {', '.join(found['levels'])}"
         rows.append((join_names(found["features"], _MAX_FOUND), levels))
     if words := summary.get("words"):
         rows.append(("words read as bits", ", ".join(words)))

@@ -36,6 +36,7 @@ from storage.sources import (
     parse_continuous,
     parse_levels,
     parse_map,
+    parse_nominal,
     parse_ordinal,
 )
 from storage.stores.locations import MANIFEST_NAME
@@ -146,6 +147,14 @@ class RoleOptions(TypedDict, total=False):
             "continuous. Repeatable.",
         ),
     ]
+    nominal: Annotated[
+        Repeatable,
+        Option(
+            group=VALUES,
+            help="Categories without an order, up to 16: 'FEATURES:tv,radio,web'; of integers also "
+            "'FEATURES:1-4' or FEATURES alone, as for --ordinal. Repeatable.",
+        ),
+    ]
     continuous: Annotated[
         Repeatable,
         Option(
@@ -189,6 +198,10 @@ class RoleOptions(TypedDict, total=False):
     ]
 
 
+VALUE_KINDS = ("levels", "ordinal", "nominal", "continuous")
+"""Options about values that are not plain 0 and 1."""
+
+
 @dataclass(frozen=True)
 class ColumnRoles:
     """The roles of the columns of sources.
@@ -205,8 +218,8 @@ class ColumnRoles:
         Whether equal rows are stored once, with their number.
     missing, threshold, maps
         How values become bits; see `storage.sources.ReadOptions`. Maps are spelt as in `--map`.
-    levels, ordinal
-        Features with ordered levels, spelt as in `--levels` and `--ordinal`.
+    levels, ordinal, nominal
+        Features with levels, spelt as in `--levels`, `--ordinal` and `--nominal`.
     continuous
         Continuous features, spelt as in `--continuous`.
     encoding
@@ -236,6 +249,7 @@ class ColumnRoles:
     duplicates: DuplicateRule | None = None
     levels: tuple[str, ...] = ()
     ordinal: tuple[str, ...] = ()
+    nominal: tuple[str, ...] = ()
     continuous: tuple[str, ...] = ()
     encoding: str | None = None
     absent_chunks: AbsentChunks | None = None
@@ -259,7 +273,7 @@ class ColumnRoles:
                 "{collapse} and {continuous} cannot be combined: few rows with measurements are "
                 "equal. Leave out one of them."
             )
-        for name in ("levels", "ordinal", "continuous"):
+        for name in VALUE_KINDS:
             if getattr(self, name) and self.threshold is not None:
                 raise DataError(
                     f"{{{name}}} and {{threshold}} cannot be combined. Leave out one of them."
@@ -280,6 +294,7 @@ class ColumnRoles:
             *map(parse_map, self.maps),
             *map(parse_levels, self.levels),
             *map(parse_ordinal, self.ordinal),
+            *map(parse_nominal, self.nominal),
             *chain.from_iterable(map(parse_continuous, self.continuous)),
         )
         return ReadOptions(
@@ -308,7 +323,7 @@ class ColumnRoles:
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values to store, without empty ones that older versions do not know."""
-        optional = ("levels", "ordinal", "continuous", "encoding", "absent_chunks")
+        optional = (*VALUE_KINDS, "encoding", "absent_chunks")
         return {n: v for n, v in asdict(self).items() if v or n not in optional}
 
     @property
@@ -335,8 +350,7 @@ def parse_roles(options: RoleOptions) -> ColumnRoles:
         if genotypes == "additive":
             roles["levels"] = (*roles.get("levels", ()), _GENOTYPE_LEVELS)
         else:
-            kinds = ("levels", "ordinal", "continuous")
-            if other := next((name for name in kinds if roles.get(name)), None):
+            if other := next((name for name in VALUE_KINDS if roles.get(name)), None):
                 raise DataError(f"{{genotypes={genotypes}}} and {{{other}}} cannot be combined.")
             roles["threshold"] = _GENOTYPE_THRESHOLDS[genotypes]
     yes, no, maps = (tuple(roles.pop(name, ())) for name in ("yes", "no", "map"))

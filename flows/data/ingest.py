@@ -238,7 +238,8 @@ def _find_stored_levels(roles: ColumnRoles, base: BinaryDataset) -> dict[str, tu
     Raises `DataError` if the options define other levels.
     """
     options = roles.read_options
-    check_same_levels(base.feature_names, base.feature_levels, options, str(base.path))
+    known = base.feature_names, base.feature_levels, base.nominal_features
+    check_same_levels(*known, options, str(base.path))
     maps = ((name, options.find_map(name)) for name in base.feature_names)
     declared = [name for name, own in maps if own is not None and (own.levels or own.is_auto)]
     return {**dict.fromkeys(declared, BINARY_LEVELS), **base.feature_levels}
@@ -383,6 +384,7 @@ def _open_writer(job: IngestJob, n_rows: int | None) -> Iterator[DatasetWriter]:
             path,
             names,
             feature_levels=sources[0].feature_levels,
+            nominal_features=sources[0].nominal_features,
             columns=roles.stored_columns,
             expected_rows=n_rows,
             ingest={**roles.to_json(), SOURCES_KEY: tags, **warnings},
@@ -396,7 +398,8 @@ def _open_writer(job: IngestJob, n_rows: int | None) -> Iterator[DatasetWriter]:
         columns = sources[0].columns if job.roles.long else None
         in_old_rows = "zero" if columns and columns.value is None else "missing"
     levels = {**base.feature_levels, **sources[0].feature_levels}
-    with append_dataset(path, names, in_old_rows, levels) as writer:
+    nominal = sources[0].nominal_features
+    with append_dataset(path, names, in_old_rows, levels, nominal) as writer:
         if writer.base is None or writer.base.manifest != base.manifest:
             raise FolderInUseError(
                 f"{path}: another writer changed the dataset in between. Run the command again."
@@ -414,9 +417,12 @@ def _open_sources(
     levels: Mapping[str, tuple[str, ...]],
 ) -> list[Any]:
     """Open sources; `levels` are those of features that are known before reading."""
-    options = replace(
-        roles.read_options, is_append=base is not None, feature_maps=make_feature_maps(levels)
-    )
+    options = roles.read_options
+    stated = ((name, options.find_map(name)) for name in levels)
+    nominal = {name for name, own in stated if own is not None and own.is_nominal}
+    nominal |= base.nominal_features if base else frozenset()
+    maps = make_feature_maps(levels, nominal)
+    options = replace(options, is_append=base is not None, feature_maps=maps)
     baskets = list(filter(is_basket_file, names))
     items = base.feature_names if base else find_basket_items(baskets, options.encoding)
     _check_example_options(names, options)
@@ -435,9 +441,10 @@ def _open_sources(
         is_example = name.startswith(EXAMPLE_PREFIX)
         source = open_example(name) if is_example else open_source(name, options, items=items)
         if not sources and isinstance(source, Source):  # its levels are those of all sources
-            maps = source.options.feature_maps.items()
-            own = {n: m.levels for n, m in maps if m.levels or m.is_continuous}
-            options = replace(options, feature_maps=make_feature_maps(own))
+            known = source.options.feature_maps.items()
+            own = {n: m.levels for n, m in known if m.levels or m.is_continuous}
+            maps = make_feature_maps(own, source.nominal_features)
+            options = replace(options, feature_maps=maps)
         sources.append(source)
     sources = _align_features(sources, base, append)
     for source in sources:
@@ -612,6 +619,7 @@ def summarize_dataset(dataset: BinaryDataset) -> dict[str, Any]:
         "n_equal_rows": _count_equal_rows(dataset),
         "n_features": dataset.n_features,
         "n_features_with_levels": _count_features_with_levels(dataset),
+        "n_nominal_features": len(dataset.nominal_features),
         "n_continuous_features": len(dataset.continuous_features),
         "found_levels": _list_found_levels(dataset),
         "n_segments": dataset.n_segments,
@@ -629,14 +637,18 @@ def summarize_dataset(dataset: BinaryDataset) -> dict[str, Any]:
 
 
 def _list_found_levels(dataset: BinaryDataset) -> list[dict[str, Any]]:
-    """List the levels that `auto` found, each with the features that have them."""
+    """List nominal levels and those that `auto` found, each with the features that have them."""
     options = ColumnRoles(ordinal=tuple(dataset.manifest["ingest"].get("ordinal", ()))).read_options
-    found: dict[tuple[str, ...], list[str]] = {}
+    found: dict[tuple[bool, tuple[str, ...]], list[str]] = {}
     for name in dataset.feature_names:
-        option = options.find_map(name)
-        if option is not None and option.is_auto:
-            found.setdefault(dataset.feature_levels.get(name, BINARY_LEVELS), []).append(name)
-    return [{"levels": [*levels], "features": names} for levels, names in found.items()]
+        option, is_nominal = options.find_map(name), name in dataset.nominal_features
+        if is_nominal or (option is not None and option.is_auto):
+            levels = dataset.feature_levels.get(name, BINARY_LEVELS)
+            found.setdefault((is_nominal, levels), []).append(name)
+    return [
+        {"levels": [*levels], "features": names, "is_nominal": is_nominal}
+        for (is_nominal, levels), names in found.items()
+    ]
 
 
 def _count_features_with_levels(dataset: BinaryDataset) -> int:
@@ -656,7 +668,9 @@ def _warn_about_empty_levels(dataset: BinaryDataset) -> list[str]:
     if not _count_features_with_levels(dataset):
         return []
     planes, ones = dataset.planes, dataset.ones().sum(axis=0)
-    is_empty = (np.diff(planes.features) == 0) & (np.diff(ones) == 0) & (ones[1:] > 0)
+    is_nominal = np.array([name in dataset.nominal_features for name in dataset.feature_names])
+    is_empty = (np.diff(planes.features) == 0) & (np.diff(ones) == 0)
+    is_empty &= (ones[1:] > 0) & ~is_nominal[planes.features[1:]]
     steps = np.flatnonzero(is_empty)
     features = planes.features[steps]
     names = [

@@ -286,7 +286,11 @@ def _make_comparison_table(models: Sequence[ModelSummary], differences: Differen
         columns.insert(3, "difference")
     labels = ["labels"] if any("prediction" in model for model in models) else []
     pairs = ["pairs rmse (by chance)"] if any("pairs" in model for model in models) else []
-    columns += [n for n, key in _LOSS_COLUMNS.items() if any(key in model for model in models)]
+    columns += [
+        name
+        for name, key in _LOSS_COLUMNS.items()
+        if any(model.get(key) is not None for model in models)
+    ]
     held_out = _select_results(models, "held_out")
     columns += [n for n, key in _HELD_OUT_COLUMNS.items() if any(key in own for own in held_out)]
     columns += [*labels, *pairs]
@@ -357,6 +361,7 @@ def _iter_footnotes(models: Sequence[ModelSummary], differences: Differences) ->
     if any("wrong_levels" in model for model in models):
         yield "wrong bits: of the bits that say whether a value is at least a level"
         yield "wrong levels: the share of values that are not at their most likely level"
+    if any(model.get("rank_correlation") is not None for model in models):
         yield (
             "rank correlation: Spearman's, between the expected and the true level, mean over "
             "features"

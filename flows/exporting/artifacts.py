@@ -149,7 +149,8 @@ def make_factor_table(artifact: Artifact) -> BatchedTable:
 
 def make_edge_table(fitted: LoadedModel) -> BatchedTable:
     """Make a table with one line per edge of a tree: tree by tree, the strongest edges first."""
-    edges = find_tree_edges(fitted.model, fitted.params, str(fitted.artifact.path))
+    source = str(fitted.artifact.path)
+    edges = find_tree_edges(fitted.model, fitted.params, fitted.features, source)
     columns = make_edge_columns(edges, fitted.feature_names)
     texts = {name: pa.array(columns[name], pa.string()) for name in ("feature", "parent")}
     return collect_columns({**columns, **texts})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import scipy
 
 from flows.cli.summary import CLASS_NUMBER_COLUMNS
 from flows.data.datasets import LoadedModel
-from flows.exporting.columns import Array, list_segment_names
+from flows.exporting.columns import Array, list_segment_names, read_level_columns
 from flows.exporting.files import BatchedTable, collect_columns
 from pipeline.data.features import read_features
 from pipeline.errors import FitError
@@ -45,6 +46,22 @@ def make_class_table(fitted: LoadedModel) -> BatchedTable:
             if own_errors is not None:
                 columns[f"error_{name}"] = own_errors[k]
     return collect_columns(columns)
+
+
+def make_level_table(artifact: Artifact) -> BatchedTable:
+    """Make a table with one line per feature and level: its probability in each class, and errors.
+
+    Binary features have only the level that means 1.
+    """
+    names, columns = read_level_columns(artifact)
+    if not columns:
+        raise DataError(
+            f"{artifact.path}: {artifact.manifest['model']} has no probabilities of levels. Fit "
+            "bernoulli-mixture to features with several levels, or use --what items."
+        )
+    features, levels = zip(*names, strict=True)
+    texts = {"feature": pa.array(features, pa.string()), "level": pa.array(levels, pa.string())}
+    return collect_columns({**texts, **dict(chain.from_iterable(c.iter_arrays() for c in columns))})
 
 
 def _check_is_mixture(fitted: LoadedModel) -> None:

@@ -105,6 +105,30 @@ def read_parameter_columns(artifact: Artifact, dim: str) -> list[ParameterColumn
     return columns
 
 
+def read_level_columns(
+    artifact: Artifact,
+) -> tuple[list[tuple[str, str]], list[ParameterColumn]]:
+    """Read the probabilities of levels in each class of a mixture, (n_levels,) each.
+
+    Returns names of feature and level, and a column per class; both are empty without such
+    probabilities. Binary features have only the level that means 1.
+    """
+    array = "level_probabilities"
+    if array not in artifact:
+        return [], []
+    features = read_features(artifact.manifest)
+    names = [(feature, level) for feature in features for level in feature.levels]
+    shown = [k for k, (f, level) in enumerate(names) if f.kind != "binary" or level == f.levels[1]]
+    values, errors = artifact[array], artifact.get(f"{array}_error")
+    columns = [
+        ParameterColumn(
+            "class", f"_{k + 1}", own[shown], None if errors is None else errors[k][shown]
+        )
+        for k, own in enumerate(values)
+    ]
+    return [(names[k][0].name, names[k][1]) for k in shown], columns
+
+
 def _spread_parts(values: Array, sizes: NDArray[np.int64]) -> Array:
     """Return values of the parts of features side by side, (n_features, n_most, …).
 

@@ -14,6 +14,7 @@ from flows.exporting.columns import (
     find_unbounded_weights,
     list_segment_names,
     read_factor_columns,
+    read_level_columns,
 )
 from flows.report.figures.causes import find_causes, iter_unit_sentences
 from flows.report.figures.text import format_number
@@ -238,8 +239,7 @@ def _iter_component_sentences(
     """Describe each component by its leading features."""
     names, component = artifact.manifest["feature_names"], words.component.capitalize()
     if _is_mixture(artifact):
-        planes = name_planes(read_features(artifact.manifest))
-        yield from _iter_mixture_sentences(artifact, planes, component)
+        yield from _iter_mixture_sentences(artifact, component)
         return
     # Unbounded weights do not lead.
     columns = [column * ~find_unbounded_weights(artifact) for column in _find_columns(artifact)]
@@ -277,15 +277,17 @@ def _is_mixture(artifact: Artifact) -> bool:
     return dims in ([("component", dim), ("component",)] for dim in ("feature", "plane"))
 
 
-def _iter_mixture_sentences(
-    artifact: Artifact, names: Sequence[str], component: str
-) -> Iterator[str]:
+def _iter_mixture_sentences(artifact: Artifact, component: str) -> Iterator[str]:
     """Describe each component by the features that differ most from all rows."""
-    p = np.asarray(artifact["probabilities"])[:_MAX_COMPONENTS]
+    levels, columns = read_level_columns(artifact)
+    names: Sequence[str] = [f"{feature} = {level}" for feature, level in levels]
+    p = np.array([column.values for column in columns])
+    if not columns:
+        names, p = name_planes(read_features(artifact.manifest)), artifact["probabilities"]
     if not p.size:
         return
-    margins = np.asarray(artifact["weights"]) @ np.asarray(artifact["probabilities"])
-    for k, shares in enumerate(p if len(artifact["weights"]) > 1 else [], 1):
+    margins = np.asarray(artifact["weights"]) @ p
+    for k, shares in enumerate(p[:_MAX_COMPONENTS] if len(p) > 1 else [], 1):
         leading = np.argsort(-abs(shares - margins), kind="stable")[:_MAX_FEATURES]
         texts = [f"{names[i]} ({shares[i]:.2f}, in all rows {margins[i]:.2f})" for i in leading]
         yield f"{component} {k} differs most in {_join_words(texts)}."

@@ -56,6 +56,7 @@ from flows.report.tables import (
     make_factor_table,
     make_fit_statistics_table,
     make_group_table,
+    make_level_table,
     make_parameter_table,
 )
 from pipeline.evaluation.calibration import ShareComparison
@@ -186,7 +187,8 @@ def build_report(inputs: ReportInputs) -> Report:
     if dataset is not None and sample is not None:
         pairs = sample.pairs if sample.pairs is not None and len(sample.pairs.z) else None
         with limit_blas_threads():
-            correlations = correlate_features_with_codes(sample.coded_rows)
+            if not any(feature.kind == "nominal" for feature in fitted.dataset_features):
+                correlations = correlate_features_with_codes(sample.coded_rows)
             inputs = replace(inputs, fitted=fitted)
             figures += _iter_row_figures(inputs, dataset, sample, names, correlations)
     return Report(fitted, tuple(figures), tuple(tables), inputs.notes, correlations, pairs)
@@ -204,7 +206,7 @@ def _iter_row_figures(
     dataset: BinaryDataset,
     sample: DatasetSample,
     names: ColourLabels | None,
-    correlations: NDArray[np.float64],
+    correlations: NDArray[np.float64] | None,
 ) -> Iterator[Figure]:
     fitted, coded = inputs.fitted, sample.coded_rows
     used = (inputs.used_columns, inputs.weight_columns)
@@ -216,7 +218,8 @@ def _iter_row_figures(
             has_scale = "trait_mean" in fitted.artifact  # else, anchors had no effect
             anchors = fitted.artifact.manifest.get("anchors", {}) if has_scale else {}
             yield from plot_positions(coded, names, labels, anchors)
-        yield from plot_correlations(fitted.artifact, coded, correlations, inputs.layout)
+        if correlations is not None:
+            yield from plot_correlations(fitted.artifact, coded, correlations, inputs.layout)
     if sample.pairs is not None and len(sample.pairs.z):
         yield plot_calibration(sample, sample.pairs)
 
@@ -235,6 +238,7 @@ def render_page(report: Report) -> str:
             table
             for table in (
                 make_class_table(artifact),
+                make_level_table(artifact),
                 make_parameter_table(artifact, report.correlations),
                 make_factor_table(artifact),
                 make_coefficient_table(artifact),

@@ -29,6 +29,7 @@ from flows.exporting.columns import (
     ParameterColumn,
     list_segment_names,
     read_factor_columns,
+    read_level_columns,
     read_parameter_columns,
 )
 from flows.report.figures.causes import TextTable
@@ -119,8 +120,6 @@ _COLUMN_EXPLANATIONS = {
     "level_difficulty_1": "A threshold is the position on the {words.component} where "
     "the level or a higher one has probability ½; of items with partial credit, where the level "
     "and the one below are equally likely.",
-    "level_probabilities_1_1": "The first number is the level, counted from 1, the second the "
-    "{words.component}.",
     "deviations": "Weights of a continuous {words.feature} are for (value − mean) / scale. Its "
     "deviation is the standard deviation given the {words.components}, in the same units.",
     "infit": "Infit and outfit are mean squared residuals, with and without weighting by "
@@ -436,6 +435,13 @@ class NumberTable(NamedTuple):
     note: str
 
 
+def make_level_table(artifact: Artifact) -> NumberTable | None:
+    """Return the probabilities of levels in each class of a mixture, if features have several."""
+    names, columns = read_level_columns(artifact)
+    texts = [f"{feature} = {level}" for feature, level in names]
+    return _make_number_table("Probabilities of levels", "level", texts, columns)
+
+
 def make_parameter_table(
     artifact: Artifact, correlations: NDArray[np.float64] | None
 ) -> NumberTable | None:
@@ -448,7 +454,9 @@ def make_parameter_table(
     if "parents" not in artifact:
         distinct = _iter_distinct_columns(read_parameter_columns(artifact, "feature"))
         columns = _select_columns([*distinct])
-    if not columns and correlations is not None and correlations.any():  # a single tree has 0
+    if "level_probabilities" in artifact:  # a table of its own
+        columns = [column for column in columns if column.array != "level_probabilities"]
+    elif not columns and correlations is not None and correlations.any():  # a single tree has 0
         columns = [
             ParameterColumn("correlation", f"_{k}", values)
             for k, values in enumerate(correlations.T, 1)

@@ -60,6 +60,10 @@ class Dataset(Protocol):
         """Levels of each feature that is not binary, or has level names other than 0 and 1."""
 
     @property
+    def nominal_features(self) -> frozenset[str]:
+        """Names of the features whose levels are categories without an order."""
+
+    @property
     def segment_names(self) -> tuple[str, ...]:
         """Names of the segments."""
 
@@ -210,8 +214,9 @@ class MemoryDataset(ResultDisplayMixin):
 
     Segments are in the order of their first rows. `levels` has the texts of the per-row columns
     that are stored as codes, in the order of the codes. `feature_levels` has the levels of the
-    features that are not binary, or have level names other than 0 and 1; chunks have a row of bits
-    for each plane of a feature, see `pipeline.data.features`.
+    features that are not binary, or have level names other than 0 and 1, and `nominal_features` the
+    names of those with categories; chunks have a row of bits for each plane of a feature, see
+    `pipeline.data.features`.
     """
 
     feature_names: tuple[str, ...]
@@ -220,6 +225,7 @@ class MemoryDataset(ResultDisplayMixin):
     chunks: tuple[AnnotatedChunk, ...]
     row_columns: RowColumns | None = None
     feature_levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    nominal_features: frozenset[str] = frozenset()
 
     def with_row_columns(self, row_columns: RowColumns) -> MemoryDataset:
         """Return the dataset with per-row columns of its rows, as a fit uses them."""
@@ -315,8 +321,13 @@ class MemoryDataset(ResultDisplayMixin):
             own = None if chunk.numbers is None or not kept else signs * chunk.numbers[numbers]
             chunks.append(replace(_select_planes(chunk, planes, continuous), numbers=own))
         levels = {name: tuple(own) for name, own in feature_levels.items()}
+        nominal = self.nominal_features & {*names}
         return replace(
-            self, feature_names=tuple(names), feature_levels=levels, chunks=tuple(chunks)
+            self,
+            feature_names=tuple(names),
+            feature_levels=levels,
+            nominal_features=nominal,
+            chunks=tuple(chunks),
         )
 
     def segment_by(self, column: str) -> MemoryDataset:
@@ -386,12 +397,14 @@ class MemoryDataset(ResultDisplayMixin):
                 {name: values[order] for name, values in texts.items()},
                 self.feature_levels,
                 numbers,
+                self.nominal_features,
             )
 
     def describe(self) -> dict[str, Any]:
         """Identify the dataset by digests of its rows."""
         names: list[Any] = [self.feature_names, self.segment_names]
         names += [dict(self.feature_levels)] if self.feature_levels else []
+        names += [sorted(self.nominal_features)] if self.nominal_features else []
         digest = hashlib.sha256(json.dumps(names).encode())
         for chunk in self.chunks:
             for table in (chunk.words, chunk.observed, chunk.blocks, chunk.rows, chunk.numbers):
@@ -408,6 +421,8 @@ class MemoryDataset(ResultDisplayMixin):
     def _iter_display_items(self) -> DisplayItems:
         yield "rows", f"{self.n_rows:,}"
         yield "features", f"{len(self.feature_names):,}"
+        if self.nominal_features:
+            yield "nominal", f"{len(self.nominal_features):,} features with categories"
         if n_ordinal := sum(feature.kind == "ordinal" for feature in list_features(self)):
             yield "ordinal", f"{n_ordinal:,} features with more than two levels"
         if n_continuous := len(find_continuous(list_features(self))):
@@ -435,9 +450,11 @@ def make_memory_dataset(
     segments = {name: code for code, name in enumerate(segment_names)}
     feature_names: tuple[str, ...] = ()
     feature_levels: Mapping[str, tuple[str, ...]] = {}
+    nominal_features: frozenset[str] = frozenset()
     n_rows = 0
     for table in _divide_into_chunks(tables):
         feature_names, feature_levels = table.feature_names, table.feature_levels
+        nominal_features = table.nominal_features
         if table.segments is None:
             codes = np.full(len(table.X), segments.setdefault(_ONLY_SEGMENT, len(segments)), "i4")
         else:
@@ -472,6 +489,7 @@ def make_memory_dataset(
         levels,
         tuple(chunks),
         feature_levels=feature_levels,
+        nominal_features=nominal_features,
     )
 
 

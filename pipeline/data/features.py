@@ -1,15 +1,16 @@
-"""Features: their names, and the ordered levels that their values can have.
+"""Features: their names, and the levels that their values can have.
 
 A feature with k levels is stored as k − 1 bits per value, its planes: plane c is 1 if the value is
 at least level c + 1. The planes of a feature are next to each other, so a block has the planes of
 all features one after the other. A binary feature has two levels and one plane, its value.
-A continuous feature has no levels and no planes.
+The levels of a nominal feature are categories: they have numbers and planes in the order in which
+they are listed, which means nothing. A continuous feature has no levels and no planes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from pipeline.errors import REVERSED, quote_name
 
 ScalarT = TypeVar("ScalarT", np.uint8, np.float64)
-FeatureKind = Literal["binary", "ordinal", "continuous"]
+FeatureKind = Literal["binary", "ordinal", "nominal", "continuous"]
 MAX_LEVELS = 16
 """Maximum number of levels of a feature."""
 BINARY_LEVELS = ("0", "1")
@@ -28,23 +29,33 @@ BINARY_LEVELS = ("0", "1")
 class Feature(NamedTuple):
     """A feature: its name, and the names of its levels in increasing order.
 
-    `levels` is empty for a continuous feature.
+    `levels` is empty for a continuous feature. With `is_nominal`, levels are categories, of which
+    two are those of a binary feature.
     """
 
     name: str
     levels: tuple[str, ...] = BINARY_LEVELS
+    is_nominal: bool = False
 
     @property
     def kind(self) -> FeatureKind:
         """What the values are."""
         if not self.levels:
             return "continuous"
-        return "binary" if len(self.levels) == 2 else "ordinal"
+        if len(self.levels) == 2:
+            return "binary"
+        return "nominal" if self.is_nominal else "ordinal"
 
     @property
     def n_planes(self) -> int:
         """Number of bits per value."""
         return max(0, len(self.levels) - 1)
+
+    def describe_levels(self) -> str:
+        """Describe the levels for a message."""
+        if self.kind == "nominal":
+            return f"the categories {', '.join(map(quote_name, self.levels))}"
+        return f"the levels {join_levels(self.levels)}" if self.levels else "continuous values"
 
     def name_planes(self) -> list[str]:
         """Return a name of each plane; that of a binary feature is the feature's name."""
@@ -63,6 +74,10 @@ class HasFeatures(Protocol):
     @property
     def feature_levels(self) -> Mapping[str, tuple[str, ...]]:
         """Levels of each feature that is not binary, or has level names other than 0 and 1."""
+
+    @property
+    def nominal_features(self) -> frozenset[str]:
+        """Names of the features whose levels are categories without an order."""
 
 
 def join_levels(levels: Sequence[str]) -> str:
@@ -90,8 +105,14 @@ def parse_number(value: Any) -> float | None:
 
 def list_features(dataset: HasFeatures) -> tuple[Feature, ...]:
     """Return the features of a dataset."""
-    levels = dataset.feature_levels
-    return tuple(Feature(n, levels.get(n, BINARY_LEVELS)) for n in dataset.feature_names)
+    return make_features(dataset.feature_names, dataset.feature_levels, dataset.nominal_features)
+
+
+def make_features(
+    names: Sequence[str], levels: Mapping[str, Sequence[str]], nominal: Collection[str] = ()
+) -> tuple[Feature, ...]:
+    """Return features with these names and levels; those without levels are binary."""
+    return tuple(Feature(n, tuple(levels.get(n, BINARY_LEVELS)), n in nominal) for n in names)
 
 
 def select_with_levels(features: Sequence[Feature]) -> tuple[Feature, ...]:
@@ -107,10 +128,8 @@ def list_features_to_reconstruct(dataset: HasFeatures) -> tuple[Feature, ...]:
 
 def read_features(manifest: Mapping[str, Any]) -> tuple[Feature, ...]:
     """Return the features that a manifest of a fit or of codes records."""
-    levels = manifest.get("feature_levels", {})
-    return tuple(
-        Feature(name, tuple(levels.get(name, BINARY_LEVELS))) for name in manifest["feature_names"]
-    )
+    levels, nominal = manifest.get("feature_levels", {}), manifest.get("nominal_features", ())
+    return make_features(manifest["feature_names"], levels, nominal)
 
 
 def join_split_planes(

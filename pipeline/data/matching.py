@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, pack_block
 from pipeline.data.datasets import Dataset
-from pipeline.data.features import Feature, join_levels, list_features, restore_names
+from pipeline.data.features import Feature, list_features, restore_names
 from pipeline.errors import FitError, FitWarning, format_suggestion
 from pipeline.params import get_array
 
@@ -117,8 +117,8 @@ def check_same_levels(expected: Sequence[Feature], got: Sequence[Feature], fit: 
     for fitted, own in zip(expected, got, strict=True):
         if fitted.levels != own.levels:
             raise FitError(
-                f"Feature {own.name!r} has {_format_levels(own)}, but {_format_levels(fitted)} in "
-                f"{fit}. Use the levels of the fit, or fit again."
+                f"Feature {own.name!r} has {own.describe_levels()}, but "
+                f"{fitted.describe_levels()} in {fit}. Use the levels of the fit, or fit again."
             )
 
 
@@ -128,14 +128,10 @@ def check_split_levels(manifest: Mapping[str, Any], dataset: Dataset, fit: str) 
     The names of planes alone do not tell: in reverse order, `q3>=often` means the opposite.
     """
     split = [Feature(name, tuple(own)) for name, own in manifest.get("split_levels", {}).items()]
-    levels = dict(restore_names(split, manifest))
+    levels = {feature.name: feature.levels for feature in restore_names(split, manifest)}
     own = [feature for feature in list_features(dataset) if feature.name in levels]
     expected = [Feature(feature.name, levels[feature.name]) for feature in own]
     check_same_levels(expected, own, fit)
-
-
-def _format_levels(feature: Feature) -> str:
-    return f"the levels {join_levels(feature.levels)}" if feature.levels else "continuous values"
 
 
 def _format_name(name: str | None) -> str:

@@ -66,6 +66,12 @@ def reverse_features(dataset: DatasetT, names: Sequence[str]) -> DatasetT:
     if not names:
         return dataset
     features, reversed_names = list_features(dataset), {*names}
+    for feature in features:
+        if feature.kind == "nominal" and feature.name in reversed_names:
+            raise FitError(
+                f"{{reverse}}: feature {feature.name!r} is nominal, and categories without order "
+                "cannot be reversed. Leave it out of {reverse}."
+            )
     if twice := {name_reversed(name) for name in names} & {*dataset.feature_names}:
         raise FitError(
             f"{{reverse}} would make a second feature {min(twice)!r}. Leave out one of them by "
@@ -107,6 +113,11 @@ def cut_levels(dataset: DatasetT, cuts: Sequence[str]) -> DatasetT:
             if index in chosen:
                 raise FitError(f"{{cut}} cuts feature {features[index].name!r} twice. Cut it once.")
             feature = features[index]
+            if feature.kind == "nominal":
+                raise FitError(
+                    f"{{cut={cut}}}: feature {feature.name!r} is nominal, and categories without "
+                    "order cannot be cut in two. Leave it out of {cut}."
+                )
             name = f"{feature.name}>={level}"
             if feature.kind == "continuous":
                 chosen[index] = name, (feature.name, _parse_threshold(feature, level, cut))

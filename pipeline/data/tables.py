@@ -22,7 +22,7 @@ from pipeline.data.batches import (
     read_columns,
     translate_read_errors,
 )
-from pipeline.data.features import BINARY_LEVELS, MAX_LEVELS, join_levels
+from pipeline.data.features import BINARY_LEVELS, MAX_LEVELS, join_levels, parse_number
 from pipeline.errors import FitError, format_suggestion
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ NOT_BINARY_REMEDY = (
 
 LevelsByFeature = Sequence[Any] | Mapping[str, Sequence[Any]] | None
 """Ordered values of all features, or of some by name; the others are binary."""
+NominalFeatures = Sequence[str] | Mapping[str, Sequence[Any] | None]
+"""Names of features, whose categories are then those that occur, or categories by name."""
 _MISSING, _UNKNOWN = -1, -2
 _OWN_PACKAGES = ("latentbits", "pipeline", "sklearn")
 
@@ -77,6 +79,8 @@ class BinaryTable:
     numbers
         Values of the continuous features, (n_rows, n_continuous), NaN where not observed, while `X`
         and `observed` say nothing about them; None if no feature is continuous.
+    nominal_features
+        Names of the features whose levels are categories without an order.
     """
 
     X: NDArray[np.uint8]
@@ -86,6 +90,7 @@ class BinaryTable:
     columns: Mapping[str, NDArray[Any]]
     feature_levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     numbers: NDArray[np.float32] | None = None
+    nominal_features: frozenset[str] = frozenset()
 
     def take_rows(self, rows: slice) -> BinaryTable:
         """Return some rows."""
@@ -139,6 +144,8 @@ class TableBatches:
     levels
         Names of the levels of features, whose values are matched with them; those without levels
         are continuous.
+    nominal
+        Names of the features whose levels are categories.
     """
 
     rows: RowBatches
@@ -148,6 +155,12 @@ class TableBatches:
     rule: BinarizationRule
     remedy: str
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    nominal: frozenset[str] = frozenset()
+
+    @property
+    def nominal_features(self) -> frozenset[str]:
+        """Names of the features with more than two categories, which have no order."""
+        return frozenset(name for name in self.nominal if len(self.levels[name]) > 2)
 
     @property
     def feature_levels(self) -> dict[str, tuple[str, ...]]:
@@ -172,6 +185,7 @@ class TableBatches:
                 {name: values[span] for name, values in self.columns.items()},
                 self.feature_levels,
                 convert_numbers(batch, self.feature_names, first, self.levels),
+                self.nominal_features,
             )
             first = span.stop
         if words:
@@ -209,6 +223,7 @@ def convert_array(
     remedy: str = NOT_BINARY_REMEDY,
     levels: LevelsByFeature = None,
     continuous: Sequence[Any] = (),
+    nominal: NominalFeatures = (),
 ) -> TableBatches:
     """Check arrays, and prepare to convert them to tables.
 
@@ -232,6 +247,8 @@ def convert_array(
         Ordered values of all features, or of some by name, from the lowest.
     continuous
         Names of the features whose values are numbers.
+    nominal
+        Features whose values are categories without an order.
 
     Raises
     ------
@@ -243,7 +260,7 @@ def convert_array(
             "keep must be a dictionary of columns, {NAME: VALUES}, but is a "
             f"{type(keep).__name__}."
         )
-    options = (rule, remedy, levels, continuous)
+    options = (rule, remedy, levels, continuous, nominal)
     return make_tables(open_array(X), feature_names, segment, keep or {}, *options)
 
 
@@ -256,6 +273,7 @@ def make_tables(
     remedy: str = NOT_BINARY_REMEDY,
     levels: LevelsByFeature = None,
     continuous: Sequence[Any] = (),
+    nominal: NominalFeatures = (),
 ) -> TableBatches:
     """Check names and per-row columns; parameters as for `convert_array`."""
     if feature_names is None:
@@ -265,12 +283,17 @@ def make_tables(
     segments = None if segment is None else convert_segments(segment, rows.n_rows)
     if levels is not None and rule is not None:
         raise FitError("levels cannot be combined with map, threshold or binarize. Leave out one.")
-    named = _name_levels(levels, names) | _name_continuous(continuous, levels, names)
+    categories = _name_categories(nominal, levels, continuous, names, rows)
+    named = _name_levels(levels, names) | _name_continuous(continuous, levels, names) | categories
+    if nominal and rule is not None:
+        raise FitError("nominal cannot be combined with map, threshold or binarize. Leave out one.")
     if continuous and rule is not None:
         raise FitError(
             "continuous cannot be combined with map, threshold or binarize. Leave out one."
         )
-    return TableBatches(rows, names, segments, columns, rule, remedy, named)
+    ordered = {name: named[name] for name in names if name in named}
+    kinds = ordered, frozenset(categories)
+    return TableBatches(rows, names, segments, columns, rule, remedy, *kinds)
 
 
 def _name_levels(levels: LevelsByFeature, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -306,6 +329,52 @@ def _name_continuous(
                 f"Feature {name!r} is in both continuous and levels. Leave it out of one."
             )
     return dict.fromkeys(map(str, continuous), ())
+
+
+def _list_nominal(nominal: NominalFeatures) -> dict[str, Sequence[Any] | None]:
+    """Return categories by name; None if they are those that occur."""
+    if isinstance(nominal, Mapping):
+        return {str(name): values for name, values in nominal.items()}
+    return dict.fromkeys(map(str, list_values(nominal, "nominal")))
+
+
+def _name_categories(
+    nominal: NominalFeatures,
+    levels: LevelsByFeature,
+    continuous: Sequence[Any],
+    names: Sequence[str],
+    rows: RowBatches,
+) -> dict[str, tuple[str, ...]]:
+    """Check nominal features, and return their categories by name; rows are read if necessary."""
+    stated = _list_nominal(nominal)
+    others = {"levels": levels if isinstance(levels, Mapping) else (), "continuous": continuous}
+    for name in stated:
+        if name not in names:
+            raise FitError(
+                f"nominal has {name!r}, which is no feature.{format_suggestion(name, names)}"
+            )
+        for other, values in others.items():
+            if name in map(str, values):
+                raise FitError(
+                    f"Feature {name!r} is in both nominal and {other}. Leave it out of one."
+                )
+    places = {name: names.index(name) for name, values in stated.items() if values is None}
+    found: dict[str, dict[str, None]] = {name: {} for name in places}
+    for batch in rows.iter_batches() if places else ():
+        for name, index in places.items():
+            cells = batch[:, index]
+            cells = cells if isinstance(cells, np.ndarray) else read_column(cells)
+            present = np.ma.getdata(cells)[~np.ma.getmaskarray(cells)].tolist()
+            distinct = (v for v in dict.fromkeys(present) if not is_missing(v))
+            found[name] |= dict.fromkeys(map(name_level, distinct))
+    own = {**stated, **{name: sorted(values, key=_rank_name) for name, values in found.items()}}
+    return {n: _check_levels(f"Feature {n!r}", values or ()) for n, values in own.items()}
+
+
+def _rank_name(level: str) -> tuple[float, str]:
+    """Return what sorts levels: numbers by size, then texts."""
+    number = parse_number(level)
+    return (np.inf if number is None else number), level
 
 
 def _check_levels(subject: str, values: Sequence[Any]) -> tuple[str, ...]:
@@ -700,6 +769,7 @@ def convert_frame(
     remedy: str = NOT_BINARY_REMEDY,
     levels: LevelsByFeature = None,
     continuous: Sequence[str] = (),
+    nominal: NominalFeatures = (),
 ) -> TableBatches:
     """Prepare to convert a data frame or an xarray object to tables.
 
@@ -722,6 +792,8 @@ def convert_frame(
         As for `convert_array`. Without a rule, ordered categories of columns are levels too.
     continuous
         Names of the columns whose values are numbers.
+    nominal
+        As for `convert_array`. Without a rule, categoricals without an order are nominal too.
 
     Raises
     ------
@@ -737,32 +809,41 @@ def convert_frame(
                 "Only data frames take this argument. Select features of xarray objects by .sel().",
                 parameter="features",
             )
-        return _convert_xarray(df, segment, keep, rule, levels, continuous)
+        return _convert_xarray(df, segment, keep, rule, levels, continuous, nominal)
     frame = df if is_lazy_frame(df) else wrap_frame(df, "Pass an array to from_numpy.")
     available = list_columns(frame)
     names = _check_columns(segment, keep, available)
     chosen = available if features is None else _check_columns(None, features, available)
     own_names = [name for name in chosen if name not in names]
     if rule is None and (levels is None or isinstance(levels, Mapping)):
-        levels = list_ordered_categories(frame, own_names) | dict(levels or {}) or None
+        stated = _list_nominal(nominal)
+        ordered, unordered = list_categories(frame, own_names)
+        own = {n: values or ordered.get(n) or unordered.get(n) for n, values in stated.items()}
+        named = {*(levels or ()), *map(str, continuous)}
+        nominal = {n: values for n, values in unordered.items() if n not in named} | own
+        levels = {n: values for n, values in ordered.items() if n not in own} | dict(levels or {})
+        levels = levels or None
     rows = open_frame(frame, own_names)
     per_row = read_columns(frame, names)
     columns = {name: per_row[name] for name in keep}
     segments = None if segment is None else per_row[segment]
-    options = (rule, remedy, levels, continuous)
+    options = (rule, remedy, levels, continuous, nominal)
     return make_tables(rows, rows.feature_names, segments, columns, *options)
 
 
-def list_ordered_categories(frame: Any, columns: Sequence[str]) -> dict[str, Sequence[Any]]:
-    """Return the categories of the columns of a frame that are ordered categoricals.
+def list_categories(
+    frame: Any, columns: Sequence[str]
+) -> tuple[dict[str, Sequence[Any]], dict[str, Sequence[Any]]]:
+    """Return the categories of the ordered categoricals of a frame, and of those without an order.
 
     `frame` is a data frame of Narwhals or a lazy one of Polars. Columns with a single category are
-    not listed.
+    not listed, and neither are those without an order with more than 16, or with words for bits.
     """
     import narwhals as nw  # only data frames need it
 
     wrapped: Any = nw.from_native(frame, pass_through=True)
-    schema, ordered = wrapped.collect_schema(), dict[str, Sequence[Any]]()
+    schema = wrapped.collect_schema()
+    ordered, unordered = dict[str, Sequence[Any]](), dict[str, Sequence[Any]]()
     for name in columns:
         categories: Sequence[Any] = ()
         if isinstance(schema[name], nw.Enum):
@@ -771,7 +852,24 @@ def list_ordered_categories(frame: Any, columns: Sequence[str]) -> dict[str, Seq
             categories = _read_ordered_dictionary(name, wrapped.to_native()[name])
         if len(categories) > 1:
             ordered[str(name)] = categories
-    return ordered
+        elif schema[name] == nw.Categorical:
+            own = _list_unordered_categories(wrapped, name)
+            words = {name_level(category).strip().lower() for category in own}
+            if 2 <= len(own) <= MAX_LEVELS and not words <= {*BINARY_LEVELS, *BITS_BY_WORD}:
+                unordered[str(name)] = own
+    return ordered, unordered
+
+
+def _list_unordered_categories(frame: Any, name: str) -> list[Any]:
+    """Return the categories of a column that states no order: of pandas all, of others the used."""
+    column = frame.select(name)
+    if hasattr(column, "collect"):
+        column = column.unique().collect()
+    if frame.implementation.is_pandas_like():
+        categories: list[Any] = column[name].cat.get_categories().to_list()
+        return categories
+    values = column[name].drop_nulls().unique().to_list()
+    return sorted(value for value in values if value is not None)
 
 
 def _read_ordered_dictionary(name: str, column: Any) -> list[Any]:
@@ -830,27 +928,13 @@ def _convert_frame_batch(
         # Narwhals reads missing values of Arrow dictionaries as a category.
         is_dictionary = column.dtype == nw.Categorical and column.implementation.is_pyarrow()
         cells = np.array(column.to_list(), object) if is_dictionary else read_column(column)
-        own_remedy = remedy
-        if own_rule is None and column.dtype == nw.Categorical:
-            own_remedy = _suggest_order(name, column)
         converted, observed = convert_values(
-            cells[:, None], (name,), own_rule, own_remedy, first, levels, words
+            cells[:, None], (name,), own_rule, remedy, first, levels, words
         )
         X[:, index] = converted[:, 0]
         if observed is not None:
             mask[:, index] = observed[:, 0]
     return X, None if mask.all() else mask
-
-
-def _suggest_order(name: str, column: nw.Series[Any]) -> str:
-    """Return the remedy for categories without an order."""
-    values = sorted({str(value) for value in column.drop_nulls().unique().to_list()})
-    if not 2 <= len(values) <= MAX_LEVELS:
-        return NOT_BINARY_REMEDY
-    return (
-        f"The categories of the column have no order. Pass levels={{{name!r}: {values}}}, from the "
-        "lowest to the highest, or make the column an ordered categorical."
-    )
 
 
 def _convert_xarray(
@@ -860,6 +944,7 @@ def _convert_xarray(
     rule: BinarizationRule,
     levels: LevelsByFeature,
     continuous: Sequence[str],
+    nominal: NominalFeatures,
 ) -> TableBatches:
     variables = [*data.coords, *getattr(data, "data_vars", ())]
     names = _check_columns(segment, keep, variables)
@@ -879,13 +964,17 @@ def _convert_xarray(
         stored = json.loads(data.attrs.get("feature_levels", "{}"))
         if not isinstance(stored, Mapping):
             raise TypeError(f"its attribute feature_levels is {stored!r}, not names by feature")
+        unordered = json.loads(data.attrs.get("nominal_features", "[]"))
     columns = {name: per_row[name] for name in keep}
     segments = None if segment is None else per_row[segment]
-    options: dict[str, Any] = {"levels": levels, "continuous": continuous}
-    if stored and features is not None and levels is None and rule is None and not continuous:
+    options: dict[str, Any] = {"levels": levels, "continuous": continuous, "nominal": nominal}
+    is_plain = levels is None and rule is None and not continuous and not nominal
+    if stored and features is not None and is_plain:
         X = _name_stored_levels(X, features, stored)
         own = {name: stored[name] for name in map(str, features) if name in stored}
-        options["levels"] = {name: names for name, names in own.items() if names}
+        options["nominal"] = {name: own[name] for name in unordered if name in own}
+        is_ordered = {name: names and name not in options["nominal"] for name, names in own.items()}
+        options["levels"] = {name: names for name, names in own.items() if is_ordered[name]}
         options["continuous"] = [name for name, names in own.items() if not names]
     return make_tables(open_array(X), features, segments, columns, rule, **options)
 

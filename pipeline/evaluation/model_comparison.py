@@ -107,8 +107,8 @@ def explain_other_rows(one: FitRecord, other: FitRecord) -> str:
         (a.get(name) or None) != (b.get(name) or None) for name in names
     ):
         return "fitted to other rows (split or weights)"
-    names = ("feature_names", "feature_levels", "split_levels")
-    if any(_freeze(a.get(name)) != _freeze(b.get(name)) for name in names):
+    kinds = ("feature_names", "feature_levels", "nominal_features", "split_levels")
+    if any(_freeze(a.get(name)) != _freeze(b.get(name)) for name in kinds):
         return "fitted to other features"
     return ""
 

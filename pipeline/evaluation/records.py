@@ -42,6 +42,7 @@ def describe_provenance(
         "dataset": dataset.describe(),
         "feature_names": dataset.feature_names,
         **({"feature_levels": dict(levels)} if (levels := dataset.feature_levels) else {}),
+        **({"nominal_features": sorted(own)} if (own := dataset.nominal_features) else {}),
         "segment_names": dataset.segment_names,
         "warm_start": warm_start,
         **get_row_columns(dataset).describe(),

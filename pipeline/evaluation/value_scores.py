@@ -150,10 +150,14 @@ def describe_level_losses(
     dict
         `wrong_levels`, the share of observed values whose most likely level is another;
         `rank_correlation`, the mean over features of Spearman's correlation between expected and
-        true level, None if it is nowhere defined; and `levels`, both for each feature.
+        true level, None if it is nowhere defined, as for nominal features; and `levels`, both for
+        each feature.
     """
     wrong, observed = values["wrong_by_feature"], values["observed_by_feature"]
-    correlations = [compute_rank_correlation(table) for table in values["level_table"]]
+    correlations = [
+        None if feature.kind == "nominal" else compute_rank_correlation(table)
+        for feature, table in zip(features, values["level_table"], strict=True)
+    ]
     found = [value for value in correlations if value is not None]
     return {
         "wrong_levels": float(wrong.sum() / max(observed.sum(), 1)),

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.arrays import Array, Indices
+from pipeline.data.features import Feature
 from pipeline.errors import FitError
 from pipeline.models.base import Model
 from pipeline.models.capabilities import HasTrees
@@ -30,7 +31,7 @@ class TreeEdges(NamedTuple):
         Mutual information of the two features under the tree, nats.
     correlation
         Correlation of their scores 0, 1, 2, … under the tree, which is phi if both are binary; NaN
-        if a feature is constant.
+        if a feature is constant or nominal.
     """
 
     tree: Indices
@@ -45,8 +46,10 @@ class TreeEdges(NamedTuple):
         return TreeEdges._make(values[places] for values in self)
 
 
-def find_tree_edges(model: Model, params: Any, source: str) -> TreeEdges:
-    """Return the edges of a fit; `source` names the fit in errors.
+def find_tree_edges(
+    model: Model, params: Any, features: Sequence[Feature], source: str
+) -> TreeEdges:
+    """Return the edges of a fit of these features; `source` names the fit in errors.
 
     Raises
     ------
@@ -56,10 +59,11 @@ def find_tree_edges(model: Model, params: Any, source: str) -> TreeEdges:
     if not isinstance(model, HasTrees):
         able = [name for name, kind in find_models().items() if issubclass(kind, HasTrees)]
         raise FitError(f"{source} is of {model.name}, which has no trees. Fit {' or '.join(able)}.")
-    trees = []
+    is_nominal, trees = np.array([own.kind == "nominal" for own in features]), []
     for k, tree in enumerate(model.get_trees(params)):
         (feature,) = np.nonzero(tree.parents != ROOT)
         feature = feature[np.argsort(-tree.mutual_information[feature], kind="stable")]
+        has_order = ~(is_nominal[feature] | is_nominal[tree.parents[feature]])
         trees.append(
             TreeEdges(
                 np.full(len(feature), k),
@@ -67,7 +71,7 @@ def find_tree_edges(model: Model, params: Any, source: str) -> TreeEdges:
                 feature,
                 tree.parents[feature],
                 tree.mutual_information[feature],
-                tree.correlation[feature],
+                np.where(has_order, tree.correlation[feature], np.nan),
             )
         )
     return TreeEdges(*map(np.concatenate, zip(*trees, strict=True)))

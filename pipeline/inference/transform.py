@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, PackedChunk, RowNumbers, RowSource
-from pipeline.data.features import Feature, find_continuous, join_levels, sum_planes
+from pipeline.data.features import Feature, find_continuous, sum_planes
 from pipeline.data.level_probabilities import (
     count_levels,
     find_level_probabilities,
@@ -268,11 +268,17 @@ def _check_kind(option: str, kind: Reconstruction | None, features: Sequence[Fea
             f"Feature {features[continuous[0]].name!r} is continuous, so it has no levels. Choose "
             f"{{{option}=expected-levels}}, which is its expected value."
         )
-    ordinal = [feature for feature in features if feature.kind == "ordinal"]
-    if kind == "bits" and ordinal:
+    several = [feature for feature in features if len(feature.levels) > 2]
+    nominal = [feature for feature in several if feature.is_nominal]
+    if kind == "expected-levels" and nominal:
         raise FitError(
-            f"Feature {ordinal[0].name!r} has the levels {join_levels(ordinal[0].levels)}, so its "
-            f"values are not bits. Choose {{{option}=levels}}."
+            f"Feature {nominal[0].name!r} is nominal, so it has no expected level. Choose "
+            f"{{{option}=probabilities}}, or {{{option}=levels}} for the most likely category."
+        )
+    if kind == "bits" and several:
+        raise FitError(
+            f"Feature {several[0].name!r} has {several[0].describe_levels()}, so its values are "
+            f"not bits. Choose {{{option}=levels}}."
         )
 
 

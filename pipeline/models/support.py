@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, Protocol, get_args
 
 from pipeline.data.features import Feature, FeatureKind
-from pipeline.errors import FitError
+from pipeline.errors import FitError, quote_name
 
 Part = Literal[
     "groups", "covariates", "pattern", "known items", "frequency", "sampling", "clusters"
@@ -85,6 +85,7 @@ class HasSupport(Protocol):
     support: ClassVar[Support]
 
 
+_MAX_NAMED = 5
 FindModels = Callable[[], Mapping[str, type[HasSupport]]]
 
 
@@ -128,10 +129,14 @@ def check_features(
                 "ordinal feature. Cut one in two by {cut=NAME>=VALUE}."
             )
         return
-    problems, cuts = [], []
+    problems, cuts, left_out = [], [], []
     for kind in kinds:
         first, *others = (feature for feature in features if feature.kind == kind)
         subject = f"{first.name!r}{f' and {len(others)} more' if others else ''}"
+        if kind == "nominal":
+            problems.append(f"{subject} {'are' if others else 'is'} nominal, without an order")
+            left_out = [f"{{drop={quote_name(own.name)}}}" for own in (first, *others)]
+            continue
         what = "values that are numbers" if kind == "continuous" else "more than two levels"
         problems.append(f"{subject} {'have' if others else 'has'} {what}")
         value = first.levels[len(first.levels) // 2] if first.levels else "VALUE"
@@ -140,9 +145,13 @@ def check_features(
     models = {} if find_models is None else find_models()
     by_splitting = sorted(models.items(), key=lambda item: item[1].support.splits_levels)
     able = [name for name, other in by_splitting if {*kinds} <= {*other.support.features}]
+    remedies = [f"Cut each in two, such as by {' '.join(cuts)}"] if cuts else []
+    if left_out:
+        more = f" and {len(left_out) - _MAX_NAMED} more" if len(left_out) > _MAX_NAMED else ""
+        remedies.append(f"Leave out nominal ones by {' '.join(left_out[:_MAX_NAMED])}{more}")
     raise FitError(
         f"{model.name} takes {' and '.join(support.features)} features, but "
-        f"{' and '.join(problems)}. Cut each in two, such as by {' '.join(cuts)}"
+        f"{' and '.join(problems)}. {'. '.join(remedies)}"
         f"{', or use one of ' + ', '.join(able) if able else ''}."
     )
 
@@ -150,12 +159,13 @@ def check_features(
 def tabulate_support(models: Mapping[str, type[HasSupport]]) -> list[tuple[str, ...]]:
     """Return a header and a row for each model that can use more than binary values."""
     parts = get_args(Part)
-    rows = [("model", "levels", "measurements", *parts)]
+    rows = [("model", "levels", "nominal", "measurements", *parts)]
     for name, model in models.items():
         support = model.support
         levels = "by plane" if support.splits_levels else "yes"
         cells = (
             levels if "ordinal" in support.features else "",
+            "yes" if "nominal" in support.features else "",
             "yes" if "continuous" in support.features else "",
             *("yes" if part in support.parts else "" for part in parts),
         )

@@ -57,6 +57,7 @@ from storage.format.schema import (
     FEATURES,
     LEVELS_VERSION,
     MISSING_INTEGER,
+    NOMINAL_VERSION,
     format_array_path,
     open_checked_array,
     read_chunk,
@@ -75,7 +76,7 @@ PlaneSource = int | tuple[str, float]
 """A row of bits, the opposite of one (`~row`), or a continuous feature and the lowest of its values
 that count as 1."""
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
-_VERSIONS = (DATASET_VERSION, LEVELS_VERSION)
+_VERSIONS = (DATASET_VERSION, LEVELS_VERSION, NOMINAL_VERSION)
 _MAX_GROUPS = 1000
 _CHUNKS_AHEAD_ON_STORES, MAX_BYTES_AHEAD = 12, 1 << 28
 """What each thread reads ahead: a request gives some 40 MB/s, but a core counts 400 MB/s."""
@@ -258,6 +259,11 @@ class BinaryDataset(StorageReprMixin):
         return {name: tuple(levels) for name, levels in own.items()}
 
     @cached_property
+    def nominal_features(self) -> frozenset[str]:
+        """Names of the features whose levels are categories without an order."""
+        return frozenset(self.manifest.get("nominal_features", ())) & {*self.feature_names}
+
+    @cached_property
     def planes(self) -> Planes:
         """The planes of the features: their rows of bits in a chunk."""
         return Planes.of_features(self.feature_names, self.feature_levels)
@@ -334,6 +340,8 @@ class BinaryDataset(StorageReprMixin):
         layout: list[Any] = [self.manifest["stored"], self.feature_names, names]
         if self.feature_levels or self.view:
             layout += [dict(self.feature_levels), self.view and self.view.planes]
+        if nominal := sorted(self.nominal_features):
+            layout += [nominal]
         if added := self.manifest.get("added_features"):
             layout += [added, self.chunk_features[:n_chunks].tolist()]
         digest = hashlib.sha256(json.dumps(layout).encode())
@@ -600,6 +608,8 @@ class BinaryDataset(StorageReprMixin):
         about = {"path": str(self.path), "digest": self.digest}
         if self.feature_levels:  # `values` are levels counted from 0, and numbers
             about["feature_levels"] = json.dumps(dict(self.feature_levels))
+        if self.nominal_features:
+            about["nominal_features"] = json.dumps(sorted(self.nominal_features))
         return build_xarray(build_row_variables(bits, self.segments(), columns), names, about)
 
     def segment_by(self, column: str) -> BinaryDataset:
@@ -725,7 +735,8 @@ class BinaryDataset(StorageReprMixin):
         if FEATURES.name not in self.manifest["tables"]:
             return
         table = read_table(self.path, self.manifest, self.group, FEATURES.name)
-        if not np.array_equal(table, self.stored_planes.tabulate()):
+        names, nominal = self.manifest["feature_names"], self.manifest.get("nominal_features", ())
+        if not np.array_equal(table, self.stored_planes.tabulate(names, nominal)):
             raise DataError(
                 f"{self.path}: the table {FEATURES.name} does not match the manifest. Ingest the "
                 "dataset again."

@@ -1,13 +1,14 @@
-"""Ordered levels of features, and the bits that store them.
+"""Levels of features, and the bits that store them.
 
 A feature with k levels is stored as k − 1 bits per value, its planes: plane c is 1 if the value is
 at least level c + 1, counted from 0. The planes of a feature are next to each other, and a binary
-feature has one plane. A continuous feature has no levels and no planes.
+feature has one plane. The levels of a nominal feature are categories, in an order that means
+nothing. A continuous feature has no levels and no planes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import DataError
-from storage.quoting import join_levels
+from storage.quoting import join_levels, quote
 
 MAX_LEVELS = 16
 """Maximum number of levels of a feature."""
 BINARY_LEVELS = ("0", "1")
-_KINDS = {"binary": 0, "ordinal": 1, "continuous": 2}
+_KINDS = {"binary": 0, "ordinal": 1, "continuous": 2, "nominal": 3}
 
 
 @dataclass(frozen=True)
@@ -105,10 +106,16 @@ class Planes:
             plane_names += [name] if is_binary else [f"{name}>={level}" for level in levels[1:]]
         return plane_names
 
-    def tabulate(self) -> NDArray[np.int64]:
-        """Return first plane, number of planes and kind of each feature, (n_features, 3)."""
+    def tabulate(self, names: Sequence[str], nominal: Collection[str]) -> NDArray[np.int64]:
+        """Return first plane, number of planes and kind of each feature, (n_features, 3).
+
+        `names` are those of the features, and `nominal` those of the nominal ones.
+        """
         kinds = {0: "continuous", 2: "binary"}
-        codes = [_KINDS[kinds.get(len(levels), "ordinal")] for levels in self.levels]
+        codes = [
+            _KINDS[kinds.get(len(levels), "nominal" if name in nominal else "ordinal")]
+            for name, levels in zip(names, self.levels, strict=True)
+        ]
         return np.column_stack([self.firsts[:-1], np.diff(self.firsts), codes])
 
 
@@ -128,10 +135,12 @@ def compare_levels(levels: NDArray[np.uint8], thresholds: NDArray[np.int64]) -> 
     return is_above
 
 
-def format_levels(levels: Sequence[str]) -> str:
+def format_levels(levels: Sequence[str], is_nominal: bool = False) -> str:
     """Describe the levels of a feature for a message."""
     if len(levels) > MAX_LEVELS:  # candidates
-        return "whole numbers as levels"
+        return f"whole numbers as {'categories' if is_nominal else 'levels'}"
+    if is_nominal:
+        return f"the categories {', '.join(map(quote, levels))}"
     return f"the levels {join_levels(levels)}" if levels else "continuous values"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -69,6 +69,7 @@ from storage.format.schema import (
     MAX_EXACT_INTEGER,
     MIN_CHUNK_BYTES,
     MISSING_INTEGER,
+    NOMINAL_VERSION,
     OBSERVED,
     ONES,
     ORDER,
@@ -119,6 +120,7 @@ def create_dataset(
     feature_names: Sequence[str],
     *,
     feature_levels: Mapping[str, Sequence[str]] | None = None,
+    nominal_features: Collection[str] = (),
     columns: Sequence[str] = (),
     expected_rows: int | None = None,
     words_per_chunk: int | None = None,
@@ -140,6 +142,8 @@ def create_dataset(
         Names of the levels, in increasing order, of the features that are not plain 0 and 1. The
         values in batches are then levels, counted from 0. A continuous feature has no levels, and
         the values are in `numbers` of batches.
+    nominal_features
+        Names of the features with more than two levels that are categories without an order.
     columns
         Per-row columns to store; one named `split` defines the splits.
     expected_rows
@@ -179,6 +183,7 @@ def create_dataset(
                 ),
                 {name: {} for name in columns},
                 feature_levels=levels,
+                nominal_features=frozenset(nominal_features),
                 ingest=ingest or {},
                 attributes=json_attributes,
             )
@@ -240,14 +245,15 @@ def append_dataset(
     feature_names: Sequence[str],
     value_in_old_rows: Literal["missing", "zero"] | None = None,
     feature_levels: Mapping[str, Sequence[str]] | None = None,
+    nominal_features: Collection[str] = (),
 ) -> Iterator[DatasetWriter]:
     """Append rows to a dataset as new chunks; readers see the old dataset until the end.
 
     The writer can also update existing rows. `feature_names` begin with the dataset's
     features; further features are added if `value_in_old_rows` is `"missing"` or `"zero"`.
     `feature_levels` has the levels of features that are not plain 0 and 1; by default those of the
-    dataset, and added features are binary. Raises `DataError` if the features differ from the
-    dataset's, or their order or levels do.
+    dataset, and added features are binary. `nominal_features` are those of added features. Raises
+    `DataError` if the features differ from the dataset's, or their order or levels do.
     """
     folder = open_dataset(path).path
     with lock_folder(folder) as holds, translate_store_errors(folder):
@@ -278,6 +284,7 @@ def append_dataset(
             base.attributes,
             {**base.manifest.get("added_features", {}), **added},
             feature_levels=levels,
+            nominal_features=base.nominal_features.union(nominal_features),
         )
         try:
             yield writer
@@ -489,6 +496,7 @@ class DatasetWriter:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     added_features: Mapping[str, str | None] = field(default_factory=dict)
     feature_levels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    nominal_features: frozenset[str] = frozenset()
     n_updated_rows: int = 0
     _pending: list[PendingRows] = field(default_factory=list)
     _chunks: list[tuple[int, int, int]] = field(default_factory=list)
@@ -921,7 +929,7 @@ class DatasetWriter:
             ones[key], checksums[key] = chunk.ones, chunk.checksums
         tables = {CHUNKS: chunks, BLOCKS: blocks, ONES: ones, CHECKSUMS: checksums}
         if self.feature_levels:
-            tables[FEATURES] = self.planes.tabulate()
+            tables[FEATURES] = self.planes.tabulate(self.feature_names, self.nominal_features)
         return {spec.name: table for spec, table in tables.items()}
 
     def _write_tables(self, tables: Mapping[str, NDArray[np.int64]]) -> None:
@@ -944,6 +952,13 @@ class DatasetWriter:
                 spec = name_planes(ONES)
             write_table(self.group, spec, place_rows(spec, rows, places))
 
+    @property
+    def _format_version(self) -> int:
+        """The oldest version that can read the dataset."""
+        if self.nominal_features:
+            return NOMINAL_VERSION
+        return LEVELS_VERSION if self.feature_levels else DATASET_VERSION
+
     def _build_manifest(self, tables: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
         positions = self._positions
         content = {
@@ -960,6 +975,8 @@ class DatasetWriter:
             content["chunk_features"] = [n_features[key] for key in range(self._n_chunks)]
         if self.feature_levels:
             content["feature_levels"] = {name: [*own] for name, own in self.feature_levels.items()}
+        if self.nominal_features:
+            content["nominal_features"] = sorted(self.nominal_features)
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
         for table in tables.values():
             digest.update(table.tobytes())
@@ -968,7 +985,7 @@ class DatasetWriter:
         )
         return {
             "format": DATASET_FORMAT,
-            "format_version": LEVELS_VERSION if self.feature_levels else DATASET_VERSION,
+            "format_version": self._format_version,
             "digest": digest.hexdigest(),
             "n_chunks": self._n_chunks,
             "n_blocks": len(tables["blocks"]),

@@ -444,6 +444,7 @@ class FitManifest(ArtifactManifest, total=False):
     dataset: DatasetRecord
     feature_names: UniqueNames
     feature_levels: dict[str, list[str]]
+    nominal_features: list[str]
     split_levels: dict[str, list[str]]
     segment_names: UniqueNames
     row_weights: RowWeightsRecord
@@ -505,6 +506,7 @@ class DatasetManifest(TypedDict):
     added_features: NotRequired[dict[str, Literal["missing", "zero"]]]
     chunk_features: NotRequired[list[Count]]
     feature_levels: NotRequired[dict[str, list[str]]]
+    nominal_features: NotRequired[list[str]]
 
 
 class CodeArrayRecord(TypedDict):
@@ -530,6 +532,7 @@ class CodesManifest(TypedDict):
     group: NotRequired[str]
     feature_names: NotRequired[list[str]]
     feature_levels: NotRequired[dict[str, list[str]]]
+    nominal_features: NotRequired[list[str]]
     warnings: NotRequired[list[str]]
 
 
@@ -604,6 +607,10 @@ def _check_dataset(manifest: Mapping[str, Any]) -> None:
         if name not in names or len(own) == 1 or len({*own}) < len(own):
             rule = "should be different levels of a feature"
             raise JsonTypeError(own, rule, (f"feature_levels.{name}",))
+    nominal = manifest.get("nominal_features", [])
+    if any(len(levels.get(name, ())) < 3 for name in nominal):
+        rule = "should be features with more than two levels"
+        raise JsonTypeError(nominal, rule, ("nominal_features",))
     added = [*manifest.get("added_features", ())]
     n_original = len(names) - len(added)
     if n_original < 2 or {*names[n_original:]} != {*added}:

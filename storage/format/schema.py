@@ -70,6 +70,7 @@ CODES_FORMAT = "latentbits-codes"
 FORMAT_VERSION = 1
 DATASET_VERSION = 2
 LEVELS_VERSION = 3
+NOMINAL_VERSION = 4
 """Version of datasets with features that are not plain 0 and 1; the others stay readable by older
 versions of this package."""
 REMEDIES = {
@@ -130,9 +131,9 @@ FEATURES = ArraySpec(
     "features",
     ("feature", "field"),
     "int64",
-    "First plane (row of `bits`), number of planes, and kind (0 binary, 1 ordinal, 2 continuous) "
-    "of each feature. Plane c of a feature is 1 if the value is at least level c + 1, counted from "
-    "0. Written unless all features are 0 and 1.",
+    "First plane (row of `bits`), number of planes, and kind (0 binary, 1 ordinal, 2 continuous, "
+    "3 nominal) of each feature. Plane c of a feature is 1 if the value is at least level c + 1, "
+    "counted from 0. Written unless all features are 0 and 1.",
 )
 ONES = ArraySpec("ones", ("chunk", "feature"), "int64", "Number of ones per chunk and feature.")
 

@@ -39,6 +39,7 @@ from storage.sources.ordered_levels import (
     find_far_levels,
     make_feature_maps,
     parse_levels,
+    parse_nominal,
     parse_ordinal,
     select_occurring_levels,
 )
@@ -83,6 +84,7 @@ __all__ = [
     "parse_continuous",
     "parse_levels",
     "parse_map",
+    "parse_nominal",
     "parse_ordinal",
     "select_occurring_levels",
 ]

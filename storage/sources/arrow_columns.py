@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice, product
+from itertools import chain, islice, product
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from storage.dataset.batches import RowBatch, make_full_mask, slice_bits
 from storage.dataset.chunks import Bytes
+from storage.dataset.feature_levels import MAX_LEVELS
 from storage.errors import DataError
 from storage.format.schema import MISSING_INTEGER
 from storage.quoting import parse_float, quote_prefix
@@ -30,10 +31,12 @@ from storage.sources.value_codes import (
     encode_numbers,
     encode_tokens,
     find_map,
+    is_bit_word,
     mark_missing,
     merge_bitmaps,
     pack_codes,
     parse_number,
+    sort_answers,
     store_numbers,
 )
 
@@ -73,17 +76,18 @@ def can_be_kept(kind: pa.DataType) -> bool:
     return True
 
 
-def find_ordered_dictionaries(
+def find_dictionary_levels(
     path: str,
     file: pa.parquet.ParquetFile,
     names: Sequence[str],
     options: ReadOptions,
     columns: str | None = None,
 ) -> dict[str, ValueMap]:
-    """Return the levels of columns that are ordered dictionaries, as ordered categoricals are.
+    """Return the levels of columns that are dictionaries, as categoricals are.
 
-    Columns of 0 and 1 are left out, and so are columns with a meaning from the options. This reads
-    a row of each row group, because each has a dictionary of its own.
+    Those without an order are nominal, and left out if they have too few or too many categories.
+    Columns of 0 and 1 are left out too, and so are columns with a meaning from the options. This
+    reads a row of each row group, because each has a dictionary of its own.
 
     Parameters
     ----------
@@ -94,45 +98,57 @@ def find_ordered_dictionaries(
     options
         Their meanings, and the levels that earlier sources have.
     columns
-        Pattern of the features, if they are not called like the columns.
+        Pattern of the features, if they are not called like the columns; without order, those have
+        no levels.
 
     Raises
     ------
     DataError
-        If there are not 2 to 16 levels, or the file does not state their order, or states another
-        one than earlier sources.
+        If there are not 2 to 16 ordered levels, or the file does not state their order, or states
+        another one than earlier sources.
     """
     kinds = {field.name: field.type for field in file.schema_arrow}
-    ordered = [
+    listed = [
         name
         for name in names
         if pa.types.is_dictionary(kinds[name])
-        and kinds[name].ordered
+        and (kinds[name].ordered or (columns is None and is_text(kinds[name].value_type)))
         and options.threshold is None
         and find_map(options.maps, name) is None
     ]
-    orders: dict[str, dict[tuple[str, ...], None]] = {name: {} for name in ordered}
-    for group in range(file.metadata.num_row_groups if ordered else 0):
+    orders: dict[str, dict[tuple[str, ...], None]] = {name: {} for name in listed}
+    for group in range(file.metadata.num_row_groups if listed else 0):
         without = _list_columns_without_dictionary(file.metadata.row_group(group))
-        for row in islice(file.iter_batches(1, row_groups=[group], columns=ordered), 1):
-            for name in ordered:
+        for row in islice(file.iter_batches(1, row_groups=[group], columns=listed), 1):
+            for name in listed:
                 place = f"{path}: column {name!r}"
-                if name in without:
+                if name in without and not kinds[name].ordered:
+                    orders[name][()] = None
+                elif name in without:
                     raise DataError(
                         f"{place} is an ordered categorical, but the file does not state the order "
                         "of its categories. Name them: "
                         f"{{levels={quote_prefix(columns or name)}LOW<MIDDLE<HIGH}}."
                     )
-                orders[name][tuple(row.column(name).dictionary.to_pylist())] = None
+                else:
+                    orders[name][tuple(row.column(name).dictionary.to_pylist())] = None
     found = {}
-    for name in ordered:
-        place = f"{path}: column {name!r}"
-        tokens = merge_orders([*orders[name]], columns or name, place)
+    for name in listed:
+        place, is_nominal = f"{path}: column {name!r}", not kinds[name].ordered
+        tokens: Sequence[str] = [*dict.fromkeys(chain.from_iterable(orders[name]))]
+        if not is_nominal:
+            tokens = merge_orders([*orders[name]], columns or name, place)
         levels = [token for token in tokens if not options.is_declared_missing(token)]
+        if is_nominal and (not 2 <= len(levels) <= MAX_LEVELS or () in orders[name]):
+            continue
         if (known := options.feature_maps.get(name)) is not None:
-            check_same_order(levels, known, columns or name, place)
+            if not (is_nominal or known.is_nominal):
+                check_same_order(levels, known, columns or name, place)
+        elif is_nominal and all(is_bit_word(level, options) for level in levels):
+            continue
         elif [*map(parse_number, levels)] not in ([], [0], [1], [0, 1]):
-            found[name] = make_level_map(columns or name, levels, place)
+            levels = sort_answers(levels) if is_nominal else levels
+            found[name] = make_level_map(columns or name, levels, place, is_nominal=is_nominal)
     return found
 
 

@@ -27,6 +27,7 @@ from storage.quoting import split_names
 from storage.sources.text import warn_about_encoding
 from storage.sources.value_codes import (
     INVALID,
+    LEVEL_OPTIONS,
     ReadOptions,
     ValueCodes,
     describe_invalid_value,
@@ -199,6 +200,12 @@ class Source(ABC):
             if value_map is not None
             and (value_map.is_continuous or value_map.levels not in ((), BINARY_LEVELS))
         }
+
+    @cached_property
+    def nominal_features(self) -> frozenset[str]:
+        """Names of the features with more than two categories, which have no order."""
+        maps = ((name, self.options.find_map(name)) for name in self.feature_levels)
+        return frozenset(n for n, m in maps if m is not None and m.is_nominal and len(m.levels) > 2)
 
     @cached_property
     def continuous_features(self) -> list[int]:
@@ -434,7 +441,7 @@ def choose_features(
 
 def check_map_patterns(path: str, names: Sequence[str], options: ReadOptions) -> None:
     """Raise `DataError` if levels or maps are defined for features that do not exist."""
-    for is_level, option in ((True, "{levels} or {ordinal}"), (False, "{map}")):
+    for is_level, option in ((True, LEVEL_OPTIONS), (False, "{map}")):
         own = (m for m in options.maps if m.is_auto or not m.is_continuous)
         maps = [m for m in own if (m.is_auto or bool(m.levels)) == is_level]
         columns = [m.columns for m in maps if m.columns != "*"]
@@ -456,7 +463,7 @@ def check_continuous_patterns(path: str, names: Sequence[str], options: ReadOpti
     for value_map in options.maps:
         if value_map.is_continuous or value_map.columns == "*":
             continue
-        option = "{levels} or {ordinal}" if value_map.levels else "{map}"
+        option = LEVEL_OPTIONS if value_map.levels else "{map}"
         for name in names:
             if name in continuous and fnmatchcase(name, value_map.columns):
                 raise DataError(

@@ -30,7 +30,7 @@ from storage.read_ahead import read_ahead
 from storage.sources.arrow_columns import (
     check_texts,
     encode_column,
-    find_ordered_dictionaries,
+    find_dictionary_levels,
     is_feature_type,
     is_text,
     make_csv_word_options,
@@ -731,7 +731,7 @@ def _add_ordered_dictionary(
             names = [name for name in file.schema_arrow.names if name == columns.value]
             for known in found, *({columns.value: m} for m in {*options.feature_maps.values()}):
                 own = replace(options, feature_maps=known)
-                found |= find_ordered_dictionaries(path, file, names, own, "*")
+                found |= find_dictionary_levels(path, file, names, own, "*")
     if not found:
         return options
     known = make_feature_maps(dict.fromkeys(target.features if target else (), BINARY_LEVELS))

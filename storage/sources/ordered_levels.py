@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 import numpy as np
@@ -46,14 +46,31 @@ def parse_levels(text: str) -> ValueMap:
     return make_level_map(columns, levels, f"{{levels={text}}}")
 
 
-def parse_ordinal(text: str) -> ValueMap:
+def parse_nominal(text: str) -> ValueMap:
+    """Parse `FEATURES:CATEGORY,CATEGORY,CATEGORY`, or integers as `parse_ordinal` does.
+
+    Raises `DataError` if these are not 2 to 16 different categories.
+    """
+    columns, listed = split_features(text, ",")
+    categories = [*map(unquote, split_quoted(listed, ","))]
+    if len(categories) == 1:
+        return replace(parse_ordinal(text, "nominal"), is_nominal=True)
+    if listed == text:
+        raise DataError(
+            f"{{nominal={text}}}: there is no feature before the categories. Write "
+            "FEATURES:CATEGORY,CATEGORY, with * for all features, and repeat the option for others."
+        )
+    return make_level_map(columns, categories, f"{{nominal={text}}}", is_nominal=True)
+
+
+def parse_ordinal(text: str, option: str = "ordinal") -> ValueMap:
     """Parse `FEATURES:LOW-HIGH`, whose levels are these integers, `FEATURES` or `FEATURES:auto`.
 
-    Without a range, the map has candidates, or is automatic.
+    Without a range, the map has candidates, or is automatic. `option` is the name in messages.
 
     Raises `DataError` if the range is not 2 to 16 integers.
     """
-    if text.endswith(_AUTO):
+    if text.endswith(_AUTO) and option == "ordinal":
         return ValueMap(unquote(text.removesuffix(_AUTO)), (), is_continuous=True, is_auto=True)
     match = _RANGE.fullmatch(text)
     if match is None:
@@ -62,11 +79,11 @@ def parse_ordinal(text: str) -> ValueMap:
     low, high = int(match[2]), int(match[3])
     if not 1 <= high - low < MAX_LEVELS:
         raise DataError(
-            f"{{ordinal={text}}}: {low}-{high} is not a range of 2 to {MAX_LEVELS} integers. "
+            f"{{{option}={text}}}: {low}-{high} is not a range of 2 to {MAX_LEVELS} integers. "
             "Write FEATURES:LOW-HIGH."
         )
     levels = [*map(str, range(low, high + 1))]
-    value_map = make_level_map(unquote(match[1]), levels, f"{{ordinal={text}}}")
+    value_map = make_level_map(unquote(match[1]), levels, f"{{{option}={text}}}")
     return replace(value_map, is_range=True)
 
 
@@ -75,6 +92,8 @@ def make_level_map(
     levels: Sequence[str],
     place: str,
     codes: Sequence[tuple[str, int]] | None = None,
+    *,
+    is_nominal: bool = False,
 ) -> ValueMap:
     """Make the map of features with these levels.
 
@@ -88,6 +107,8 @@ def make_level_map(
         Where the levels come from, for messages.
     codes
         Values and their levels, by default the names of the levels.
+    is_nominal
+        Whether the levels are categories without an order.
 
     Raises
     ------
@@ -109,18 +130,20 @@ def make_level_map(
         if first != repeated:  # such as 1 and true
             problem = f"the levels {first!r} and {repeated!r} cannot be told apart"
         raise DataError(f"{place}: {problem}. Name each level once, or rename one.")
+    noun = "categories" if is_nominal else "levels"
     if len(levels) == 1:
+        order = "A,B,C" if is_nominal else "LOW<MIDDLE<HIGH"
         raise DataError(
             f"{place}: there is one level, {levels[0]!r}, but a feature needs at least two. "
-            "Name all levels in increasing order, as in LOW<MIDDLE<HIGH."
+            f"Name all {noun}{' in increasing order' * (not is_nominal)}, as in {order}."
         )
     if len(levels) > MAX_LEVELS:
         raise DataError(
-            f"{place}: there are {len(levels)} levels, but at most {MAX_LEVELS} are possible. "
+            f"{place}: there are {len(levels)} {noun}, but at most {MAX_LEVELS} are possible. "
             "Merge some of them, or use {threshold} for numbers."
         )
     own = [(word, code) for code, word in enumerate(words)]
-    return ValueMap(columns, tuple(codes or own), tuple(levels))
+    return ValueMap(columns, tuple(codes or own), tuple(levels), is_nominal=is_nominal)
 
 
 def match_labels(
@@ -211,21 +234,34 @@ def check_same_order(order: Sequence[str], known: ValueMap, columns: str, place:
         )
 
 
-def make_feature_maps(levels: Mapping[str, tuple[str, ...]]) -> dict[str, ValueMap]:
-    """Make the maps of features whose levels are known before reading; equal ones are shared."""
+def make_feature_maps(
+    levels: Mapping[str, tuple[str, ...]], nominal: Set[str] = frozenset()
+) -> dict[str, ValueMap]:
+    """Make the maps of features whose levels are known before reading; equal ones are shared.
+
+    `nominal` are the names of the nominal features.
+    """
+    kinds = {name: (own, name in nominal) for name, own in levels.items()}
     distinct = {
-        own: make_level_map("*", own, "levels") if own else ValueMap("*", (), is_continuous=True)
-        for own in {*levels.values()}
+        (own, is_nominal): make_level_map("*", own, "levels", is_nominal=is_nominal)
+        if own
+        else ValueMap("*", (), is_continuous=True)
+        for own, is_nominal in {*kinds.values()}
     }
-    return {name: distinct[own] for name, own in levels.items()}
+    return {name: distinct[kind] for name, kind in kinds.items()}
 
 
 def check_same_levels(
-    names: Sequence[str], levels: Mapping[str, tuple[str, ...]], options: ReadOptions, place: str
+    names: Sequence[str],
+    levels: Mapping[str, tuple[str, ...]],
+    nominal: Set[str],
+    options: ReadOptions,
+    place: str,
 ) -> None:
     """Raise `DataError` if options define other levels than a dataset has.
 
-    `levels` has the levels of its features with other levels than 0 and 1; `place` is its path.
+    `levels` has the levels of its features with other levels than 0 and 1, of which `nominal` are
+    the nominal ones; `place` is its path.
     """
     for name in names:
         option, own = find_map(options.maps, name), levels.get(name, BINARY_LEVELS)
@@ -238,12 +274,14 @@ def check_same_levels(
                 f"{{continuous}}: feature {name!r} has {format_levels(own)} in {place}. Read it as "
                 "such, or ingest all rows again with {overwrite}."
             )
-        if option.levels in ((), own):
+        is_alike = len(own) == 2 or option.is_nominal == (name in nominal)
+        if not option.levels or (option.levels == own and is_alike):
             continue
+        used = "{nominal}" if option.is_nominal else "{levels}"
         raise DataError(
-            f"{{levels}}: feature {name!r} has the levels {join_levels(own)} in {place}, not "
-            f"{join_levels(option.levels)}. Leave {{levels}} out, or ingest all rows again with "
-            "{overwrite}."
+            f"{used}: feature {name!r} has {format_levels(own, name in nominal)} in {place}, not "
+            f"{format_levels(option.levels, option.is_nominal)}. Leave {used} out, or ingest all "
+            "rows again with {overwrite}."
         )
 
 

@@ -16,12 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from storage.dataset.batches import RowBatch
+from storage.dataset.feature_levels import MAX_LEVELS
 from storage.errors import DataError
 from storage.extras import check_installed
 from storage.quoting import parse_float, quote_raw
 from storage.sources.arrow_columns import (
     can_be_kept,
-    find_ordered_dictionaries,
+    find_dictionary_levels,
     is_feature_type,
     make_table_batch,
 )
@@ -35,6 +36,7 @@ from storage.sources.value_codes import (
     ReadOptions,
     ValueMap,
     find_map,
+    sort_answers,
     suggest_map_of_labels,
 )
 
@@ -104,7 +106,7 @@ def open_parquet(path: str, options: ReadOptions) -> RecordSource:
                 "columns of a .parquet file are possible, because each takes 10 kB of memory. "
                 "Select some with {features}, or write a .npy, .csv or long table."
             )
-        found = find_ordered_dictionaries(path, file, source.feature_names, options)
+        found = find_dictionary_levels(path, file, source.feature_names, options)
     for name in source.feature_names:
         if not is_feature_type(schema.field(name).type):
             kind, own = schema.field(name).type, quote_raw(name)
@@ -191,16 +193,25 @@ def _map_labels(path: str, name: str, header: Any, options: ReadOptions) -> Valu
     texts = {text for text in options.missing if parse_float(text) is None}
     absent = {code for code, label in labels.items() if label in texts}
     named = {c: label for c, label in labels.items() if c not in absent}
-    is_ordered = header.variable_measure.get(name) == "ordinal" and not {*named} <= {"0", "1"}
+    measure, bits = header.variable_measure.get(name), {"0", "1"}
+    is_ordered = measure == "ordinal" and not {*named} <= bits
+    # Values of 0 and 1 may have further labels, such as one of a refusal.
+    is_nominal = measure == "nominal" and len(named) > 1 and not bits <= {*named}
+    if option is not None:
+        is_nominal = option.is_nominal
     if option is not None and not option.has_candidates:
         stated = find_map(options.maps, name)
         found = match_labels(named, option, stated, name, place)
         states_order = is_ordered if stated is None else stated.has_candidates
-        if states_order and found is not option:
+        if states_order and found is not option and not is_nominal:
             check_same_order([*named.values()], option, name, place)
-    elif option is not None or is_ordered:
-        codes = tuple((code, level) for level, code in enumerate(named))
-        found = make_level_map(name, [*named.values()], place, codes)
+    elif is_nominal and option is None and len(named) > MAX_LEVELS:
+        return None
+    elif option is not None or is_ordered or is_nominal:
+        levels = [*named.values()]
+        levels = sort_answers(levels) if is_nominal else levels
+        codes = tuple((code, levels.index(label)) for code, label in named.items())
+        found = make_level_map(name, levels, place, codes, is_nominal=is_nominal)
     else:
         return None
     return replace(found, codes=(*found.codes, *((code, MISSING) for code in absent)))

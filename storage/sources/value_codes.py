@@ -37,6 +37,7 @@ ValueCodes = NDArray[np.uint8]
 
 # Value codes other than levels, which count from 0.
 MISSING, INVALID = 254, 255
+LEVEL_OPTIONS = "{levels}, {ordinal} or {nominal}"
 _ALL_FEATURES = "*:"  # prefix of a map for all features, whose values may contain colons
 _MAX_DISTINCT = 10
 _FEW_NUMBERS = 4  # so many are compared one by one
@@ -113,6 +114,8 @@ class ValueMap:
         Whether the levels are a range of integers, which are codes even if these have labels.
     labels
         Pairs of value and label, if the levels are labels.
+    is_nominal
+        Whether the levels are categories, whose order means nothing.
     """
 
     columns: str
@@ -122,6 +125,7 @@ class ValueMap:
     is_auto: bool = False
     is_range: bool = False
     labels: tuple[tuple[str, str], ...] = ()
+    is_nominal: bool = False
 
     @property
     def has_candidates(self) -> bool:
@@ -316,7 +320,7 @@ class ReadOptions:
             features = "all features" if twice == "*" else twice
             own = [m for m in self.maps if m.columns == twice]
             options = ["{map} or {yes}"] * any(not m.levels and not m.is_continuous for m in own)
-            options += ["{levels} or {ordinal}"] * any(m.levels or m.is_auto for m in own)
+            options += [LEVEL_OPTIONS] * any(m.levels or m.is_auto for m in own)
             if any(m.is_continuous and not m.is_auto for m in own):
                 options.append("{continuous}")
                 raise DataError(f"{' and '.join(options)} name {features} twice. Name it once.")
@@ -645,6 +649,19 @@ def remove_quotes(value: str) -> str:
         return value.strip("'\"")
 
 
+def is_bit_word(word: str, options: ReadOptions) -> bool:
+    """Return whether a word is read as a bit or as missing without an option."""
+    is_bit = parse_number(word) in (0, 1) or word.strip().lower() in BITS_BY_WORD
+    return is_bit or is_missing(word, options)
+
+
+def sort_answers(categories: Sequence[str]) -> list[str]:
+    """Return categories without an order; of two, a word such as yes comes last, and means 1."""
+    words = [category.strip().casefold() for category in categories]
+    is_reversed = len(words) == 2 and words[0] in _YES_WORDS and words[1] not in _YES_WORDS
+    return [*reversed(categories)] if is_reversed else [*categories]
+
+
 def describe_invalid_value(value: str, options: ReadOptions, value_map: ValueMap | None) -> str:
     """Describe a value that is not a bit under these options, for an error message."""
     valid = "0, 1, true, false" if value_map is None else str(value_map)
@@ -716,19 +733,26 @@ def _suggest_levels(name: str, counts: Counter[str], value_map: ValueMap) -> str
         one, zero = sorted(values, key=lambda value: value.lower() in _NO_WORDS)
         return f"{{map={prefix}{quote(one)}=1,{quote(zero)}=0}}"
     if len(values) < 2:
-        return "{levels} or {ordinal} with all values of the column"
+        return f"{LEVEL_OPTIONS} with all values of the column"
     numbers = [number for number in map(parse_number, values) if number is not None]
     if len(numbers) == len(values):
         if all(number.is_integer() for number in numbers):
             low, high = int(min(numbers)), int(max(numbers))
-            if high - low < MAX_LEVELS:
+            if high - low < MAX_LEVELS and not value_map.is_nominal:
                 return f"{{ordinal={prefix or '*:'}{low}-{high}}}"
         values = sorted(values, key=lambda value: parse_number(value) or 0)
     if len(values) > MAX_LEVELS:
         is_number = len(numbers) == len(values)
         option = f"{{continuous={quote(name)}}}" if is_number else f"{{drop={quote_raw(name)}}}"
         return f"{option}, because a feature has at most {MAX_LEVELS} levels"
+    if value_map.is_nominal:
+        return format_nominal(columns, values)
     return f"{{levels={prefix}{join_levels(_sort_grades(values))}}} (check the order)"
+
+
+def format_nominal(columns: str, categories: Sequence[str]) -> str:
+    """Return the option that names the categories of features."""
+    return f"{{nominal={quote(columns)}:{','.join(map(quote, categories))}}}"
 
 
 def _explain_values(

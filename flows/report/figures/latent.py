@@ -82,7 +82,8 @@ def plot_latent_space(
         yield plot_strip(coded, labels)
     elif n_components > 1:
         yield plot_plane(coded, labels)
-    if not isinstance(fitted.model, CanReconstruct) or not fitted.plane_names:
+    is_nominal = any(feature.kind == "nominal" for feature in fitted.features)
+    if not isinstance(fitted.model, CanReconstruct) or not fitted.plane_names or is_nominal:
         return
     if n_components == 1:
         z, P = _reconstruct_over_component(fitted, coded)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from flows.cli.summary import join_names
 from flows.data.datasets import LoadedModel
 from flows.report.figures.axes import fit_axis, make_axis, make_name_axis
-from flows.report.figures.colours import make_level_colours
+from flows.report.figures.colours import NEGATIVE, make_level_colours
 from flows.report.figures.marks import (
     BarMarks,
     Figure,
@@ -38,7 +38,7 @@ from storage.artifacts.artifacts import Artifact
 
 Array = NDArray[np.float64]
 
-_MAX_CURVES, _MAX_COMPONENTS, _MAX_FEATURES = 6, 8, 40
+_MAX_CURVES, _MAX_COMPONENTS, _MAX_BARS = 6, 8, 40
 _ROW_HEIGHT = 18
 _SELECTION = ", those whose levels differ most"
 _EDGE_TEXTS = ("lowest level", "highest level")
@@ -101,7 +101,7 @@ def _plot_curves(
 
 
 def plot_component_levels(artifact: Artifact) -> Iterator[Figure]:
-    """Plot the probabilities of levels in each component as stacked bars, if there are any."""
+    """Plot the probabilities of levels in each component as bars, if there are any."""
     name = "level_probabilities"
     if name not in artifact or artifact.dims(name) != ("component", "level"):
         return
@@ -119,18 +119,32 @@ def _select_rows(values: Array, features: Sequence[Feature]) -> list[int]:
     """Return the features whose levels differ most between components, in their order."""
     firsts = np.cumsum(count_levels(features)) - count_levels(features)
     differences = np.add.reduceat(np.ptp(values, axis=0), firsts)
-    largest = np.argsort(-differences, kind="stable")[:_MAX_FEATURES]
-    return sorted(largest.tolist())
+    largest = np.argsort(-differences, kind="stable")
+    n_rows = np.cumsum([len(f.levels) if f.kind == "nominal" else 1 for f in features])
+    n_rows = np.cumsum(np.diff(n_rows, prepend=0)[largest])
+    return sorted(largest[(n_rows <= _MAX_BARS) | (np.arange(len(largest)) == 0)].tolist())
 
 
 def _plot_bars(
     artifact: Artifact, k: int, features: Sequence[Feature], parts: Sequence[Array], n_features: int
 ) -> Figure:
-    """Plot one bar per feature, cut into its levels; `parts` are their probabilities."""
-    right = [np.cumsum(part) for part in parts]
-    left = [end - part for end, part in zip(right, parts, strict=True)]
-    names, words = [feature.name for feature in features], read_vocabulary(artifact.manifest)
-    colours = [make_level_colours(len(feature.levels)) for feature in features]
+    """Plot one bar per feature, cut into its levels, and one per category of nominal ones.
+
+    `parts` are the probabilities of the levels of each feature.
+    """
+    words = read_vocabulary(artifact.manifest)
+    left, right, names, colours, rows = [], [], list[str](), [], []
+    for feature, part in zip(features, parts, strict=True):
+        n_levels, is_nominal = len(feature.levels), feature.kind == "nominal"
+        ends = part if is_nominal else np.cumsum(part)
+        right.append(ends)
+        left.append(ends - part)
+        rows.append(len(names) + np.arange(n_levels) * is_nominal)
+        own_names = [feature.name]
+        if is_nominal:
+            own_names = [f"{feature.name} = {category}" for category in feature.levels]
+        names += own_names
+        colours.append([NEGATIVE] * n_levels if is_nominal else make_level_colours(n_levels))
     facts = [
         (words.feature, [f.name for f in features for _ in f.levels]),
         ("level", [level for f in features for level in f.levels]),
@@ -139,22 +153,22 @@ def _plot_bars(
     bars = BarMarks(
         np.concatenate(left),
         np.concatenate(right),
-        np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
+        np.concatenate(rows),
         [colour for own in colours for colour in own],
         facts=facts,
     )
     x, y = make_axis(0.0, 1.0, "P(level)"), make_name_axis(names, is_down=True)
     common = {feature.levels for feature in features if feature.kind == "ordinal"}
-    keys = _make_keys(common.pop() if len(common) == 1 else _EDGE_TEXTS)
+    keys: tuple[LegendKey, ...] = ()
+    if any(feature.kind != "nominal" for feature in features):
+        keys = _make_keys(common.pop() if len(common) == 1 else _EDGE_TEXTS)
     note = ""
     if "weights" in artifact and artifact.dims("weights") == ("component",):
         note = f"{format_share(artifact['weights'][k], 1)} of the rows. "
     note += format_shown_count(words.features, len(features), n_features, _SELECTION)
     title, heading = f"Levels in component {k + 1}", f"Levels in {words.component} {k + 1}"
-    alt = (
-        f"{heading}: probability of each level of {len(features)} features as stacked bars. {note}"
-    )
-    plot = Plot(x, y, (bars,), _ROW_HEIGHT * len(features) + 60)
+    alt = f"{heading}: probability of each level of {len(features)} features as bars. {note}"
+    plot = Plot(x, y, (bars,), _ROW_HEIGHT * len(names) + 60)
     return Figure(title, alt.strip(), plot, note=note.strip(), keys=keys, heading=heading)
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from flows.data.datasets import LoadedModel
 from flows.report.figures.causes import TextTable
-from flows.report.figures.colours import GREY, NEGATIVE, POSITIVE
+from flows.report.figures.colours import COLOURS, GREY, NEGATIVE, POSITIVE
 from flows.report.figures.images import ImageLayout
 from flows.report.figures.marks import (
     Axis,
@@ -30,6 +30,7 @@ from pipeline.models.capabilities import HasTrees
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
+_CATEGORIES = COLOURS[2]  # edges of nominal features
 _CURVE_POINTS = 25
 
 _MAX_TREES = 4
@@ -157,7 +158,8 @@ def find_edges(fitted: LoadedModel) -> TreeEdges | None:
     """Return the edges of the model's trees; None if all features are independent under them."""
     if not isinstance(fitted.model, HasTrees):
         return None
-    edges = find_tree_edges(fitted.model, fitted.params, str(fitted.artifact.path))
+    source = str(fitted.artifact.path)
+    edges = find_tree_edges(fitted.model, fitted.params, fitted.features, source)
     is_dependent = edges.mutual_information.max(initial=0.0) > _MIN_INFORMATION
     return edges if is_dependent else None
 
@@ -310,6 +312,8 @@ def _draw_edges(
 
 
 def _choose_colour(correlation: float) -> str:
+    if np.isnan(correlation):
+        return _CATEGORIES
     return POSITIVE if correlation > 0 else NEGATIVE if correlation < 0 else GREY
 
 
@@ -318,6 +322,7 @@ def _make_keys(correlation: Array) -> tuple[LegendKey, ...]:
         POSITIVE: "positive correlation",
         NEGATIVE: "negative correlation",
         GREY: "no correlation",
+        _CATEGORIES: "of categories, without a sign",
     }
     used = {_choose_colour(r) for r in correlation.tolist()}
     return tuple(
@@ -337,8 +342,8 @@ def make_edge_table(edges: TreeEdges, names: Sequence[str]) -> TextTable:
     columns = ("feature", "parent", "mutual information, nats", "correlation")
     note = (
         "Which feature of an edge is the parent is arbitrary. Correlations take levels as the "
-        "numbers 0, 1, 2, …; for binary features, they are phi. The command latentbits export "
-        f"--what edges writes all {len(edges.tree):,} edges."
+        "numbers 0, 1, 2, …; for binary features, they are phi; nominal features have none. The "
+        f"command latentbits export --what edges writes all {len(edges.tree):,} edges."
     )
     tree_column = ("tree",) if has_many else ()
     return TextTable("Strongest edges", (*columns, *tree_column), tuple(rows), note, True)

@@ -162,7 +162,7 @@ class BernoulliMixture(Mixture):
 
     name: ClassVar[str] = "bernoulli-mixture"
     support: ClassVar[Support] = Support(
-        ("binary", "ordinal", "continuous"),
+        ("binary", "ordinal", "nominal", "continuous"),
         ("groups", "covariates", "frequency", "sampling", "clusters"),
         (Conflict("groups", "covariates", "Name the column of the groups among the covariates."),),
     )

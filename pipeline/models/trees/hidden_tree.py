@@ -255,7 +255,9 @@ class HiddenTree(Model):
     name: ClassVar[str] = "hidden-tree"
     vocabulary: ClassVar[Vocabulary] = STATES
     undetermined: ClassVar[str] = "the order of the states and of the trees"
-    support: ClassVar[Support] = Support(("binary", "ordinal"), ("frequency", "sampling"))
+    support: ClassVar[Support] = Support(
+        ("binary", "ordinal", "nominal"), ("frequency", "sampling")
+    )
     unlinked_effect: ClassVar[str] = (
         "how the parts are joined, and which levels correspond, is not determined"
     )

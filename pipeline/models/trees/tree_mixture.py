@@ -244,7 +244,9 @@ class TreeMixture(Mixture):
     """
 
     name: ClassVar[str] = "tree-mixture"
-    support: ClassVar[Support] = Support(("binary", "ordinal"), ("frequency", "sampling"))
+    support: ClassVar[Support] = Support(
+        ("binary", "ordinal", "nominal"), ("frequency", "sampling")
+    )
     unlinked_effect: ClassVar[str] = (
         "the parts are taken as independent given the tree, and which tree of "
         "one part belongs to which of another is not determined"
