@@ -245,6 +245,11 @@ class Fitted(ResultDisplayMixin):
         return {name: tuple(own) for name, own in levels.items()}
 
     @property
+    def nominal_features(self) -> frozenset[str]:
+        """Names of the features whose levels are categories without an order."""
+        return frozenset(self.manifest.get("nominal_features", ()))
+
+    @property
     def features(self) -> tuple[Feature, ...]:
         """Names and levels of the features in the fitted data."""
         return read_features(self.manifest)

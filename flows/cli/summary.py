@@ -16,6 +16,7 @@ from pipeline.data.features import read_dataset_features
 from pipeline.errors import format_share
 from pipeline.learning.convergence import describe_passes
 from pipeline.params import get_array
+from storage.quoting import quote
 
 _MAX_STAGES = 3  # the longest ones, so that they fit in a line
 _MAX_SHOWN = 8
@@ -394,7 +395,7 @@ def print_ingest(summary: Mapping[str, Any]) -> None:
     for found in summary["found_levels"]:
         levels = " < ".join(found["levels"]) or "continuous, because of more than 16 values"
         if found["is_nominal"]:
-            levels = f"nominal: {', '.join(found['levels'])}"
+            levels = f"nominal: {', '.join(map(quote, found['levels']))}"
         rows.append((join_names(found["features"], _MAX_FOUND), levels))
     if words := summary.get("words"):
         rows.append(("words read as bits", ", ".join(words)))

@@ -358,8 +358,9 @@ def _iter_footnotes(models: Sequence[ModelSummary], differences: Differences) ->
             f"row; {_MARK}: p < 0.05 in a paired t test of six rows or more, also of wrong bits "
             "and levels"
         )
-    if any("wrong_levels" in model for model in models):
+    if any({"wrong_levels", "wrong_bits"} <= {*model} for model in models):
         yield "wrong bits: of the bits that say whether a value is at least a level"
+    if any("wrong_levels" in model for model in models):
         yield "wrong levels: the share of values that are not at their most likely level"
     if any(model.get("rank_correlation") is not None for model in models):
         yield (

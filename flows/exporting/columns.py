@@ -97,6 +97,11 @@ def read_parameter_columns(artifact: Artifact, dim: str) -> list[ParameterColumn
             dims, values = _move_first(artifact, name, part)
             arrays = {"values": values, **_read_uncertainty(artifact, name, part)}
             own = {key: _spread_parts(array, sizes[part]) for key, array in arrays.items()}
+            if part == "plane":  # P(x ≥ level), which categories without an order do not have
+                for array in own.values():
+                    array[[feature.kind == "nominal" for feature in features]] = np.nan
+                if np.isnan(own["values"]).all():
+                    continue
             if part == "continuous":  # one number per feature
                 own = {key: array[:, 0] for key, array in own.items()}
             else:

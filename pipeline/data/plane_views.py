@@ -34,13 +34,14 @@ _Place = tuple[Feature, Sequence[PlaneSource]]
 def view_planes_as_features(dataset: DatasetT) -> DatasetT:
     """Return the dataset with a binary feature per plane; see `name_planes`.
 
-    Continuous features remain.
+    Continuous and nominal features remain.
     """
     places: list[_Place] = []
     for feature, planes in _find_places(list_features(dataset)).values():
         names = feature.name_planes()
         own = [(Feature(n), [plane]) for n, plane in zip(names, planes, strict=True)]
-        places += own if feature.levels else [(feature, planes)]
+        is_split = feature.kind in ("binary", "ordinal")
+        places += own if is_split else [(feature, planes)]
     return _view(dataset, places)
 
 

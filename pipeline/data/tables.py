@@ -39,8 +39,8 @@ _OTHER_KINDS = "cmM"
 durations and dates."""
 _NUMBERS = (bool, int, float, np.integer, np.floating, np.bool)
 NOT_BINARY_REMEDY = (
-    "Use threshold=T, map={VALUE: 1, VALUE: 0}, levels=[LOWEST, …, HIGHEST] or continuous=[NAME], "
-    "or name the column in keep if it is not a feature."
+    "Use threshold=T, map={VALUE: 1, VALUE: 0}, levels=[LOWEST, …, HIGHEST], nominal=[NAME] or "
+    "continuous=[NAME], or name the column in keep if it is not a feature."
 )
 """Remedy for values that are not binary."""
 
@@ -866,7 +866,7 @@ def _list_unordered_categories(frame: Any, name: str) -> list[Any]:
     if hasattr(column, "collect"):
         column = column.unique().collect()
     if frame.implementation.is_pandas_like():
-        categories: list[Any] = column[name].cat.get_categories().to_list()
+        categories: list[Any] = column[name].to_native().cat.categories.tolist()
         return categories
     values = column[name].drop_nulls().unique().to_list()
     return sorted(value for value in values if value is not None)

@@ -424,10 +424,12 @@ def describe_reconstruction(sums: Sums, subject: EvaluatedModel | None = None) -
     """Return the mean reconstruction losses per observed value; empty without reconstruction.
 
     Features of a `subject` with several levels also have the losses of `describe_level_losses`, and
-    continuous ones the entries of `describe_number_losses`.
+    continuous ones the entries of `describe_number_losses`. With nominal features, there are none
+    of bits, which depend on the order of categories.
     """
     found: dict[str, Any] = {}
-    if "observed" in sums.values:
+    features = () if subject is None else subject.features_with_levels
+    if "observed" in sums.values and not any(own.kind == "nominal" for own in features):
         n_observed = max(int(sums.values["observed"]), 1)
         for name in ("wrong_bits", "nll_per_bit"):
             found[name] = float(sums.values[name]) / n_observed

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, Protocol, get_args
 
 from pipeline.data.features import Feature, FeatureKind
-from pipeline.errors import FitError, quote_name
+from pipeline.errors import LEAVE_OUT, FitError
 
 Part = Literal[
     "groups", "covariates", "pattern", "known items", "frequency", "sampling", "clusters"
@@ -85,7 +85,6 @@ class HasSupport(Protocol):
     support: ClassVar[Support]
 
 
-_MAX_NAMED = 5
 FindModels = Callable[[], Mapping[str, type[HasSupport]]]
 
 
@@ -129,13 +128,12 @@ def check_features(
                 "ordinal feature. Cut one in two by {cut=NAME>=VALUE}."
             )
         return
-    problems, cuts, left_out = [], [], []
+    problems, cuts = [], []
     for kind in kinds:
         first, *others = (feature for feature in features if feature.kind == kind)
         subject = f"{first.name!r}{f' and {len(others)} more' if others else ''}"
         if kind == "nominal":
             problems.append(f"{subject} {'are' if others else 'is'} nominal, without an order")
-            left_out = [f"{{drop={quote_name(own.name)}}}" for own in (first, *others)]
             continue
         what = "values that are numbers" if kind == "continuous" else "more than two levels"
         problems.append(f"{subject} {'have' if others else 'has'} {what}")
@@ -146,9 +144,8 @@ def check_features(
     by_splitting = sorted(models.items(), key=lambda item: item[1].support.splits_levels)
     able = [name for name, other in by_splitting if {*kinds} <= {*other.support.features}]
     remedies = [f"Cut each in two, such as by {' '.join(cuts)}"] if cuts else []
-    if left_out:
-        more = f" and {len(left_out) - _MAX_NAMED} more" if len(left_out) > _MAX_NAMED else ""
-        remedies.append(f"Leave out nominal ones by {' '.join(left_out[:_MAX_NAMED])}{more}")
+    if "nominal" in kinds:
+        remedies.append(LEAVE_OUT if len(kinds) == 1 else "Leave nominal ones out by {drop=NAME}")
     raise FitError(
         f"{model.name} takes {' and '.join(support.features)} features, but "
         f"{' and '.join(problems)}. {'. '.join(remedies)}"

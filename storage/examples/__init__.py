@@ -153,6 +153,8 @@ class Example:
         Facts about the data, as JSON values.
     feature_levels
         Levels of the features with other levels than 0 and 1.
+    nominal_features
+        Names of the features whose levels are categories without an order.
     """
 
     feature_names: tuple[str, ...]
@@ -165,6 +167,7 @@ class Example:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     name_columns: tuple[str, ...] = ()
     feature_levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    nominal_features: frozenset[str] = frozenset()
 
     def iter_batches(self) -> Iterator[RowBatch]:
         """Generate the rows in order."""

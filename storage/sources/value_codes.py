@@ -827,8 +827,11 @@ def _suggest_order(values: Sequence[str]) -> str:
         is_whole = all(number.is_integer() for number in numbers)
         options = ["{ordinal=*}"] * is_whole + ["{threshold=T}"] * (len(values) > _MAX_PROPOSED)
         return f", or, if the values are ordered, {' or '.join(options)}" if options else ""
-    levels = join_levels(_sort_grades(sorted(values)))
-    return f", or, if the values are ordered, {{levels={levels}}} (check the order)"
+    levels, nominal = join_levels(_sort_grades(sorted(values))), format_nominal("*", sorted(values))
+    return (
+        f", or, if the values are ordered, {{levels={levels}}} (check the order), or, if they are "
+        f"categories, {nominal}"
+    )
 
 
 def _sort_grades(values: Sequence[str]) -> list[str]:

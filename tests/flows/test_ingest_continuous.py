@@ -75,7 +75,7 @@ def test_measurements_of_tables_are_stored(plain_cli, people, tmp_path):
         ("a,b\n1,2\n0,3", ["--continuous", "c*"],
          "a.csv: --continuous: there is no column 'c*'"),
         ("a,b\n1,2\n0,3", ["--continuous", "b", "--levels", "b*:2<3"],
-         "a.csv: column 'b' is in both --continuous and --levels or --ordinal."),
+         "a.csv: column 'b' is in both --continuous and --levels, --ordinal or --nominal."),
         ("a,b\n1,2\n0,3", ["--continuous", "b", "--ordinal", "b"], "name b twice"),
         ("a,b\n1,2\n0,3", ["--continuous", "b,"], "a name is missing beside a comma"),
         ("a,b\n1,2\n0,3", ["--continuous", "b", "--threshold", "2"], "cannot be combined"),
@@ -199,7 +199,7 @@ def test_appended_rows_are_read_as_the_dataset_is(plain_cli, people, tmp_path):
     error = plain_cli(*words, "--continuous", "b").check_refused()
     assert "--continuous: feature 'b' has the levels 0<1 in d.zarr" in error
     error = plain_cli(*words, "--levels", "age:1<2").check_refused()
-    assert "--levels or --ordinal and --continuous name age twice" in error
+    assert "--levels, --ordinal or --nominal and --continuous name age twice" in error
 
 
 def test_models_without_measurements_refuse_them_and_take_cuts(plain_cli, people, tmp_path):

@@ -180,7 +180,7 @@ SEVENTEEN = "<".join(map(str, range(17)))
         (["--levels", "no<<yes"], "a level has no name"),
         (["--levels", SEVENTEEN], "there are 17 levels, but at most 16 are possible"),
         (["--ordinal", "mood:0-16"], "0-16 is not a range of 2 to 16 integers"),
-        (["--levels", "r*:no<yes"], "--levels or --ordinal: there is no column 'r*'"),
+        (["--levels", "r*:no<yes"], "--levels, --ordinal or --nominal: there is no column 'r*'"),
         (["--ordinal", "moods"], "there is no column 'moods'. Did you mean 'mood'?"),
         (["--map", "q9:1=0,0=1"], "--map: there is no column 'q9'. Columns: q1, q2"),
         (["--levels", "no<yes", "--threshold", "1"], "--levels and --threshold cannot be combined"),
@@ -371,7 +371,11 @@ def test_levels_with_fractions_are_found(plain_cli, tmp_path):
         ([2, 2], (), "--ordinal a:auto: feature 'a' has no other value than 2. Leave it out"),
         (["often", "no"], (), "column 'a': the value 'often' is not a number. Use --missing"),
         ([*range(20)], ("--collapse",), "feature 'a' has more than 16 values, so it is continuous"),
-        ([0.5, 1], ("--continuous", "a"), "--levels or --ordinal and --continuous name a twice"),
+        (
+            [0.5, 1],
+            ("--continuous", "a"),
+            "--levels, --ordinal or --nominal and --continuous name a twice",
+        ),
     ],
 )
 def test_levels_that_cannot_be_found_are_refused(plain_cli, values, options, message):

@@ -86,7 +86,7 @@ def test_two_levels_are_bits_with_names(tmp_path):
     )
 
 
-def test_dictionaries_have_levels_if_they_are_ordered(tmp_path):
+def test_dictionaries_have_levels_and_are_nominal_without_an_order(tmp_path):
     indices, bits = pa.array([0, 2, None, 1], pa.int8()), pa.array([1, 0, None, 0], pa.int8())
     columns = {
         "ordered": pa.DictionaryArray.from_arrays(indices, pa.array(SCALE), ordered=True),
@@ -99,8 +99,9 @@ def test_dictionaries_have_levels_if_they_are_ordered(tmp_path):
     assert [row[0] for row in own[0]] == [2, 0, 99, 1]
     columns["ordered"] = pa.DictionaryArray.from_arrays(indices, pa.array(SCALE))
     pa.parquet.write_table(pa.table(columns), tmp_path / "b.parquet")
-    with pytest.raises(DataError, match=r"column 'ordered': the value 'never' is not 0, 1"):
-        read(tmp_path / "b.parquet")
+    assert read(tmp_path / "b.parquet") == (expected, {"ordered": SCALE})
+    nominal = [open_source(str(tmp_path / n)).nominal_features for n in ("a.parquet", "b.parquet")]
+    assert nominal == [frozenset(), {"ordered"}]
 
 
 WORDS = ["None", "NA", "n/a", "null", "NaN", "?", "1", " - ", "unused", "False", "<18", "a,b:c=d"]
