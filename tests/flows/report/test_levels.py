@@ -13,7 +13,7 @@ from flows.report.figures.colours import COLOURS, make_level_colours
 from flows.report.figures.marks import BarMarks, LineMarks
 from flows.report.page import Report, render_page
 from flows.report.pictures import render_picture
-from flows.report.tables import make_parameter_table
+from flows.report.tables import make_level_table, make_parameter_table
 from latentbits.fitted import build_report
 
 LEVELS = ("no", "perhaps", "yes")
@@ -52,9 +52,12 @@ def test_levels_of_classes_are_stacked_bars(tmp_path: Path) -> None:
         assert [key.name for key in figure.keys] == [*LEVELS]
         assert render_picture(figure, "png").startswith(b"\x89PNG")
     assert render_page(report).count('class="bars"') == 2
-    table = make_parameter_table(report.fitted.artifact, None)
+    assert make_parameter_table(report.fitted.artifact, None) is None
+    table = make_level_table(report.fitted.artifact)
     assert table is not None
-    assert all(name.startswith("level probabilities") for name in table.columns)
+    assert table.columns == ("class 1", "class 2")
+    expected = [f"{name} = {level}" for name in NAMES[:3] for level in LEVELS]
+    assert [name for name, _ in table.rows] == [*expected, "q3 = perhaps"]
 
 
 def test_levels_over_a_component_are_curves() -> None:
