@@ -439,7 +439,8 @@ def make_level_table(artifact: Artifact) -> NumberTable | None:
     """Return the probabilities of levels in each class of a mixture, if features have several."""
     names, columns = read_level_columns(artifact)
     texts = [f"{feature} = {level}" for feature, level in names]
-    return _make_number_table("Probabilities of levels", "level", texts, columns)
+    words = read_vocabulary(artifact.manifest)
+    return _make_number_table("Probabilities of levels", "level", texts, columns, words)
 
 
 def make_parameter_table(
