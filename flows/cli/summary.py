@@ -257,8 +257,10 @@ def format_feature_count(n_features: int, n_fitted: int) -> str:
 
 def summarize_fit(manifest: Mapping[str, Any], params: Any) -> dict[str, Any]:
     """Summarize a fit from its manifest and parameters."""
-    names = ("model", "hyperparameters", "split", "n_samples", "n_components")
-    names += ("iterations", "converged")
+    names = (
+        *("model", "hyperparameters", "split", "n_samples", "n_components"),
+        *("iterations", "converged"),
+    )
     n_features, n_fitted = count_features(manifest)
     spectrum = get_array(params, "eigenvalues")
     return {

@@ -64,7 +64,7 @@ def summarize_findings(
         f"{words.features} to check".capitalize(): _iter_item_sentences(artifact, words),
         words.components.capitalize(): [
             *_iter_number_sentences(artifact, words),
-            *_iter_share_sentences(artifact),
+            *_iter_share_sentences(artifact, words),
             *units,
             *(iter_edge_sentences(edges, fitted.feature_names, _MAX_FEATURES) if edges else ()),
             *_iter_state_sentences(artifact),
@@ -171,6 +171,8 @@ def _iter_number_sentences(artifact: Artifact, words: Vocabulary) -> Iterator[st
         reason = "the number with the lowest BIC"
     else:
         reason = "the number that the fit chose"
+    by_map = _get_fit_statistics(artifact).get("map_components")
+    reason += "" if by_map is None else f"; Velicer's MAP finds {by_map}"
     yield f"{text}, {reason}."
     yield from _iter_class_number_sentences(manifest)
 
@@ -198,14 +200,15 @@ def _iter_class_number_sentences(manifest: Mapping[str, Any]) -> Iterator[str]:
     )
 
 
-def _iter_share_sentences(artifact: Artifact) -> Iterator[str]:
+def _iter_share_sentences(artifact: Artifact, words: Vocabulary) -> Iterator[str]:
     """Describe how much the components explain, or how many rows belong to them."""
     n_shown = min(artifact.manifest["n_components"], _MAX_COMPONENTS)
     if factors := read_factor_columns(artifact):
         shares = factors["share_of_variance"][:n_shown]
         verb = "explains" if len(shares) == 1 else "explain"
         if len(shares):
-            yield f"The first {verb} {_join_shares(shares)} of the variance of the features."
+            total = f"the variance of the {words.features}"
+            yield f"The first {verb} {_join_shares(shares)} of {total}."
     elif "eigenvalues" in artifact and "loadings" in artifact:
         eigenvalues, n_features = artifact["eigenvalues"], len(artifact.manifest["feature_names"])
         shares = np.asarray(eigenvalues)[:n_shown] / n_features

@@ -79,7 +79,7 @@ _MEANINGS = {
     "CFI, TLI": "from 0 (independence) to 1 (perfect fit)",
     "marginal reliability": "mean of I / (I + 1) over the {words.component}, with information I",
     "alpha": "of the sum of answers without missing values; evaluate --reliability has intervals",
-    "reliability": "share of a {words.component}'s variance that the codes explain",
+    "reliability": "share of each {words.component}'s variance that the codes explain",
 }
 
 _FACT_EXPLANATIONS = {
@@ -107,7 +107,7 @@ _COLUMN_EXPLANATIONS = {
     "difficulty": "Slopes a and intercepts d are those of logistic curves, "
     "1 / (1 + exp(−a x − d)), so D = 1. At the difficulty b = −d / a, the curve is at ½.",
     "communality": "Rows are sorted by the {words.component} with the largest loading. The "
-    "communality is the share of the variance of a {words.feature} that the {words.components} "
+    "communality is the share of each {words.feature}'s variance that the {words.components} "
     "explain, the uniqueness the rest.",
     "sum_of_squares": "Sums of squared loadings allow for correlated {words.components}: they add "
     "up to the communalities.",
@@ -115,12 +115,12 @@ _COLUMN_EXPLANATIONS = {
     "slipping": _ASYMPTOTES,
     "coefficients_1": "Coefficients are the change of a trait per unit of the covariate, or "
     "against the reference level, in standard deviations of the trait that covariates leave.",
-    "log_odds_2": "Log-odds compare a {words.component} with the first. The table has their change "
-    "per unit of the covariate, or against the reference level.",
+    "log_odds_2": "Log-odds compare each {words.component} with the first. The table has their "
+    "change per unit of the covariate, or against the reference level.",
     "level_difficulty_1": "A threshold is the position on the {words.component} where "
     "the level or a higher one has probability ½; of items with partial credit, where the level "
     "and the one below are equally likely.",
-    "deviations": "Weights of a continuous {words.feature} are for (value − mean) / scale. Its "
+    "deviations": "Weights of continuous {words.features} are for (value − mean) / scale. The "
     "deviation is the standard deviation given the {words.components}, in the same units.",
     "infit": "Infit and outfit are mean squared residuals, with and without weighting by "
     "information: about 1 if the model holds, larger if answers are more erratic.",

@@ -54,7 +54,9 @@ class Mixture(Model):
     """
 
     vocabulary: ClassVar[Vocabulary] = CLASSES
-    undetermined: ClassVar[str] = "the order of the classes, which are sorted by size"
+    undetermined: ClassVar[str] = (
+        "the order of the classes, sorted by size unless a warm start keeps it"
+    )
     max_held_out_components: ClassVar[int]
     """Number of components at which the search for their number ends."""
     short_run_tol: ClassVar[float]

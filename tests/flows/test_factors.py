@@ -62,7 +62,7 @@ def test_tables_and_codes_are_those_of_the_rotated_factors(cli) -> None:
     topics = summarize_findings(model_from_artifact(artifact), None, None)
     findings = " ".join(topics["Factors"] + topics["Fit"])
     assert "RMSR" in findings
-    assert "of the variance of the features" in findings
+    assert "of the variance of the items" in findings
 
 
 def test_fits_without_factors_have_no_table_of_them(cli) -> None:

@@ -274,9 +274,9 @@ def _plot_largest_intervals(artifact: Artifact, name: str, values: Array, ends: 
     features = [names[i] for i in rows]
     words = read_vocabulary(artifact.manifest)
     note = format_shown_count(words.features, len(rows), len(values), LARGEST_TEXT)
-    return plot_intervals(
-        _format_title(name), values[rows], ends[:, rows], features, words, note=note
-    )
+    title = _format_title(name)
+    figure = plot_intervals(title, values[rows], ends[:, rows], features, words, note=note)
+    return replace(figure, heading=f"{_translate_title(name, title, words)}: 95 % intervals")
 
 
 def _translate_title(name: str, title: str, words: Vocabulary) -> str:

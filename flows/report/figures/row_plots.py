@@ -59,7 +59,7 @@ _PLOT_WIDTH, _LETTER_SIZE = 290.0, np.array([6.5, 13.0])
 def plot_strip(coded: CodedRows, labels: ColourLabels | None) -> Figure:
     """Plot rows along the only component."""
     heights = np.random.default_rng(0).uniform(-1, 1, len(coded.codes))
-    note = " The vertical spread only keeps rows apart."
+    note = f" The vertical spread only keeps {coded.words.rows} apart."
     return _scatter_rows(np.column_stack([coded.codes[:, 0], heights]), coded, labels, note)
 
 

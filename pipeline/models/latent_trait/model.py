@@ -431,7 +431,7 @@ class LatentTrait(Model):
     name: ClassVar[str] = "latent-trait"
     vocabulary: ClassVar[Vocabulary] = ITEM_RESPONSE
     undetermined: ClassVar[str] = (
-        "the signs of traits, and their axes unless a pattern or known items set them"
+        "the signs and axes of traits, unless a pattern, anchors or known items set them"
     )
     support: ClassVar[Support] = Support(
         ("binary", "ordinal", "continuous"),

@@ -106,3 +106,19 @@ def test_reversed_items_are_named_first(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_only_all_is_100_percent(share: float, text: str) -> None:
     assert format_share(share) == text
+
+
+def test_every_model_names_what_no_data_determine() -> None:
+    assert all(model.undetermined for model in find_models().values())
+
+
+def test_factors_have_the_words_of_factor_analysis(tmp_path: Path) -> None:
+    X, _ = draw_probit_rows(500, 6, 1, seed=4)
+    report = drawn(tmp_path, "clipped-pca", X, n_components=1, estimator="minres")
+    assert [*report.topics][-4:] == ["Factors", "Not determined", "Fit", "Data"]
+    assert report.findings[-1].startswith("clipped-pca was fitted with 1 factor to 500 rows of 6")
+    (figure,) = (f for f in report.figures if f.title == "Rows in latent space")
+    assert figure.heading == "Persons in latent space"
+    table = make_parameter_table(report.fitted.artifact, report.correlations)
+    assert table is not None
+    assert table.kind == "item"
