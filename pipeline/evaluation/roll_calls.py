@@ -35,6 +35,7 @@ from pipeline.statistics.sums import Sums
 
 MAX_DESCRIBED_ROWS = 100_000
 """With more rows, rows are not described one by one."""
+_MIN_DISTINCT = 0.9  # share of distinct texts in a column that names rows
 _BY_ROW = ("rows", "row_counts", "row_nats")
 
 
@@ -195,13 +196,15 @@ def _describe_rows(
 
 
 def find_row_names(dataset: Dataset, split: str | None) -> dict[int, str]:
-    """Return the names of rows: the first per-row column of texts that all differ, if any."""
+    """Return the names of rows: the first per-row column of texts that nearly all differ, if any.
+
+    Rows without a text are left out.
+    """
     for column in dataset.levels:
         parts = [*dataset.iter_codes(column, split)]
         codes = np.concatenate([own for _, own in parts]) if parts else np.zeros(0)
-        if codes.dtype.kind == "i" and len(codes) and codes.min() >= 0:
-            texts = [*dataset.levels[column]]
-            if len(np.unique(codes)) == len(codes):
-                rows = np.concatenate([own for own, _ in parts]).tolist()
-                return {row: texts[code] for row, code in zip(rows, codes.tolist(), strict=True)}
+        if codes.dtype.kind == "i" and len(np.unique(codes)) > _MIN_DISTINCT * len(codes):
+            rows, texts = np.concatenate([own for own, _ in parts]), [*dataset.levels[column]]
+            pairs = zip(rows.tolist(), codes.tolist(), strict=True)
+            return {row: texts[code] for row, code in pairs if code >= 0}
     return {}

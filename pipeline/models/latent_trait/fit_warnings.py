@@ -44,7 +44,7 @@ def warn_about_fit(
         )
         warnings.append(FitWarning(text, tuple(diverging.tolist())))
     if empty := diagnostics["rows_without_values"]:
-        warnings.append(FitWarning(f"rows without any value: {empty}; their codes are 0"))
+        warnings.append(FitWarning(f"rows without any value: {empty}; their codes are the mean"))
     return warnings
 
 
