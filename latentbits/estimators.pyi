@@ -800,9 +800,10 @@ class LatentTrait(WeightedModelEstimator):
         Standard errors from the observed information (`louis`), from the products of scores
         (`crossproduct`, always used by `ep` above 3 components or with levels), from both
         (`sandwich`, also right if the model is wrong, and always used for rows with
-        sampling weights), or `none`. With more than 3,000 parameters they are `louis`,
-        computed by item, for up to 3 components; a warning names fits that have none. The
-        variational and sampling fits have none, because their own error is larger.
+        sampling weights), or `none`. With more than 3,000 parameters, or by `ep` with fewer
+        than 3 rows per parameter, they are `louis`, computed by item, for up to 6
+        components; a warning names fits that have none. The variational and sampling fits
+        have none, because their own error is larger.
     invariance
         Parameters of items that are equal in all groups: none (`configural`), slopes
         (`metric`), or slopes and offsets (`scalar`). `strict` also makes residual variances

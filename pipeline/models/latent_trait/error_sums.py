@@ -31,7 +31,7 @@ from pipeline.numerics.logistic.categories.curves import LevelItems
 from pipeline.numerics.logistic.categories.scores import (
     SOME_FORMS,
     RowRegression,
-    choose_point_rule,
+    count_points,
     count_score_vectors,
     sum_scores,
 )
@@ -108,8 +108,8 @@ def estimate_information(
         scores = 15.0 * n_features + 0.02 * q * (q + 1) * n_features**2
     elif nodes is not None and not is_wide:
         scores = 0.4 * len(nodes.points) * n_features + 0.3 * n_parameters**2
-    elif q <= MAX_COMPONENTS:
-        scores = 30.0 * len(choose_point_rule(n_features, q).points) * n_features
+    elif q <= MAX_COMPONENTS or is_wide:
+        scores = 30.0 * count_points(n_features, q) * n_features
         if not is_wide:
             scores += 0.03 * count_score_vectors(n_features, q) * n_parameters**2
     else:

@@ -44,17 +44,20 @@ class FitDesign(NamedTuple):
         Curves of the items.
     scale
         Standard deviations of the covariates; None without covariates.
+    has_few_rows
+        Whether rows are too few for the information matrix of all parameters.
     """
 
     forms: LevelDesign
     traits: GroupDesign
     kind: ItemKind
     scale: Array | None
+    has_few_rows: bool = False
 
     @property
     def is_wide(self) -> bool:
-        """Whether the information matrix of all parameters is too large; see `wide_errors`."""
-        return self.forms.n_free > MAX_PARAMETERS
+        """Whether errors are by item; see `wide_errors`."""
+        return self.has_few_rows or self.forms.n_free > MAX_PARAMETERS
 
     @property
     def places(self) -> TraitPlaces:

@@ -54,7 +54,7 @@ from pipeline.numerics.logistic.categories.row_posteriors import (
 )
 from pipeline.numerics.logistic.categories.scores import (
     RowRegression,
-    choose_point_rule,
+    count_points,
     leave_out_saturated,
     list_form_places,
     sum_block_scores,
@@ -126,8 +126,7 @@ def estimate_integrator(
     if share:
         n_levels = n_columns + len(n_planes)
         if "directions" in working:
-            n_points = len(choose_point_rule(n_columns, q).points)
-            nanoseconds += share * _NANOSECONDS * n_points * n_levels
+            nanoseconds += share * _NANOSECONDS * count_points(n_columns, q) * n_levels
             n_sums += 2 * sum(own.size * own.shape[1] for own in list_form_places(n_planes, q))
         else:
             nanoseconds += share * 0.15 * n_nodes * n_levels**2
@@ -241,15 +240,26 @@ def _integrate_binary_rows(
 def _sum_only_scores(
     sample: ScoredRows, items: LevelItems, working: Arrays, block: BinaryBlock, jacobian: Matrix
 ) -> Sums:
-    """Sum the products of scores by expectation propagation, unless the fit has too many items."""
+    """Sum the products of scores by expectation propagation, or what errors by item need."""
     values: dict[str, NDArray[Any]] = {"weight_informing": np.array(sample.weight)}
-    if "directions" not in working and "line" in working:
+    rows = sample.X, sample.observed
+    if "directions" in working:
+        if working["directions"].shape[1]:
+            forms = items.weights, items.offsets
+            has_levels = "line" in working
+            posterior = (
+                compute_site_posterior(*rows, items) if has_levels else ep_posterior(*rows, *forms)
+            )
+            along = jacobian @ working["directions"]
+            found = sum_block_scores(*rows, items, posterior, along, sample.row_weights)
+            values |= found._asdict()
+    elif "line" in working:
         scores = score_site_rows(sample.X, sample.observed, items, jacobian, working["line"])
         weighted = scores if sample.row_weights is None else sample.row_weights[:, None] * scores
         values["products"] = weighted.T @ scores
-    elif "directions" not in working:
+    else:
         forms = items.weights, items.offsets
-        products = sum_ep_score_products(sample.X, sample.observed, *forms, sample.row_weights)
+        products = sum_ep_score_products(*rows, *forms, sample.row_weights)
         values["products"] = np.asarray(jacobian.T @ (jacobian.T @ products).T)
     return Sums.from_block(block, 0.0, values)
 

@@ -281,6 +281,7 @@ from pipeline.numerics.logistic.categories.fit import compute_person_fit
 from pipeline.numerics.logistic.categories.gaussian_items import MIN_DEVIATION, GaussianItems
 from pipeline.numerics.logistic.categories.row_scores import compute_row_scores, sum_answers
 from pipeline.numerics.logistic.categories.scores import (
+    MAX_POINT_TRAITS,
     LevelSums,
     RowRegression,
     count_score_products,
@@ -387,9 +388,10 @@ class LatentTrait(Model):
         Standard errors from the observed information (`louis`), from the products of scores
         (`crossproduct`, always used by `ep` above 3 components or with levels), from both
         (`sandwich`, also right if the model is wrong, and always used for rows with sampling
-        weights), or `none`. With more than 3,000 parameters they are `louis`, computed by item, for
-        up to 3 components; a warning names fits that have none. The variational and sampling fits
-        have none, because their own error is larger.
+        weights), or `none`. With more than 3,000 parameters, or by `ep` with fewer than 3 rows per
+        parameter, they are `louis`, computed by item, for up to 6 components; a warning names fits
+        that have none. The variational and sampling fits have none, because their own error is
+        larger.
     max_iter
         Maximum number of passes of a stage. There is a stage for each number of components,
         estimator and density of nodes.
@@ -1732,6 +1734,15 @@ class LatentTrait(Model):
         has_many = state.params.weights.shape[1] > MAX_COMPONENTS
         return "line" in state.working or ("by_sites" in state.working and has_many)
 
+    def _get_error_design(self, state: FitState) -> FitDesign:
+        """Return the design; errors are by item too if rows are too few for products of scores."""
+        design = self._get_design(state.auxiliary["group_level_counts"], state.params)
+        if not self._has_only_scores(state):
+            return design
+        n_needed = _MIN_ROWS_PER_PARAMETER * design.count_parameters()
+        has_few = float(state.auxiliary["weight"]) < n_needed
+        return design._replace(has_few_rows=has_few)
+
     def begin_information_pass(self, state: FitState) -> Arrays | None:
         """Request the sums for standard errors and fit statistics of a likelihood fit.
 
@@ -1740,7 +1751,7 @@ class LatentTrait(Model):
         if self.errors == "none" or not has_likelihood(state.working):
             return None
         params, is_sampled = state.params, bool(state.auxiliary["has_sampling_weights"])
-        design = self._get_design(state.auxiliary["group_level_counts"], params)
+        design = self._get_error_design(state)
         n_free, n_rows = design.forms.n_free, int(state.auxiliary["n_rows"])
         form = self._choose_error_kind(state)
         if not self._is_binary:
@@ -1771,8 +1782,8 @@ class LatentTrait(Model):
         """Return why there are no standard errors of many parameters; empty if there are."""
         if state.auxiliary["has_sampling_weights"]:
             return "sampling weights"
-        if self._has_only_scores(state):
-            return f"more than {MAX_COMPONENTS} components"
+        if state.params.weights.shape[1] > MAX_POINT_TRAITS:
+            return f"more than {MAX_POINT_TRAITS} components"
         has_several = state.params.weights.shape[1] > 1
         if has_several and self.n_groups > 1 and self._trait_design.is_rotatable:
             # The rows do not inform about rotations, and errors by item would take noise for that.
@@ -1822,7 +1833,7 @@ class LatentTrait(Model):
 
     def finish_information_pass(self, state: FitState, statistics: Sums) -> FitState:
         """Add standard errors, likelihood and fit statistics."""
-        design = self._get_design(state.auxiliary["group_level_counts"], state.params)
+        design = self._get_error_design(state)
         if "by_sites" not in state.working:
             state = self._add_fit_statistics(design, state, statistics)
         state = self._add_errors(design, state, statistics)
@@ -1869,15 +1880,14 @@ class LatentTrait(Model):
 
     def _add_errors(self, design: FitDesign, state: FitState, statistics: Sums) -> FitState:
         form = self._choose_error_kind(state)
-        if self._has_only_scores(state) and not design.is_wide:
-            if form == "sandwich":
-                return _warn_no_errors(state, "sampling weights need fewer components or items")
-            n_rows, n_needed = _MIN_ROWS_PER_PARAMETER, design.count_parameters()
-            if statistics.values["weight_informing"] < n_rows * n_needed:
-                return _warn_no_errors(state, f"fewer than {n_rows} rows per parameter")
+        if self._has_only_scores(state) and not design.is_wide and form == "sandwich":
+            return _warn_no_errors(state, "sampling weights need fewer components or items")
         if design.is_wide:
             if reason := self._explain_missing_errors(state):
-                return _warn_no_errors(state, f"more than {MAX_PARAMETERS} parameters and {reason}")
+                number = f"more than {MAX_PARAMETERS} parameters"
+                if design.has_few_rows:
+                    number = f"fewer than {_MIN_ROWS_PER_PARAMETER} rows per parameter"
+                return _warn_no_errors(state, f"{number} and {reason}")
             form = "louis"
         state = replace(state, diagnostics={**state.diagnostics, "errors": form})
         left_out = np.union1d(state.auxiliary["diverging"], self._find_bounded(state.params))

@@ -168,6 +168,11 @@ def gauss_hermite(n_per_axis: int, n_components: int) -> Nodes:
             "usual, and steep slopes need more.",
             parameter="nodes",
         )
+    return make_hermite_nodes(n_per_axis, n_components)
+
+
+def make_hermite_nodes(n_per_axis: int, n_components: int) -> Nodes:
+    """Return the nodes of `gauss_hermite` along any number of axes."""
     axis, weights = scipy.special.roots_hermitenorm(n_per_axis)
     log_weights = np.log(weights / weights.sum())
     return Nodes(

@@ -84,6 +84,7 @@ from pipeline.numerics.logistic.latent_nodes import (
     RowPosterior,
     gauss_hermite,
     iter_responsibilities,
+    make_hermite_nodes,
 )
 
 Bits = NDArray[np.uint8]
@@ -98,7 +99,16 @@ _MAX_NODE_LEVELS = 150  # with more levels, rows have points of their own
 # many more points, and with weights up to 5, standard errors differ by at most 2 % and by 0.2 % in
 # the median; with many items, by 10 % and 1 %.
 _POINTS_PER_AXIS = {1: 15, 2: 9, 3: 7}
-_BINARY_POINTS_PER_AXIS = {1: (11, 7, 5), 2: (7, 9, 7), 3: (5, 7, 5)}
+_BINARY_POINTS_PER_AXIS = {
+    1: (11, 7, 5),
+    2: (7, 9, 7),
+    3: (5, 7, 5),
+    4: (4, 4, 4),
+    5: (3, 3, 3),
+    6: (3, 3, 3),
+}
+MAX_POINT_TRAITS = max(_BINARY_POINTS_PER_AXIS)
+"""Maximum number of traits that rows have points for."""
 _FEW_FORMS, SOME_FORMS = 10, 100
 _PRODUCTS_PER_PROBABILITY = 400  # that take as long as a probability at a point of a row
 _DEGREE = 3  # of polynomials, for many forms
@@ -1032,7 +1042,7 @@ def _iter_point_scores(rows: _Rows, items: LevelItems, rule: Nodes) -> Iterator[
     n_planes, n_continuous = len(items.offsets), int(np.count_nonzero(items.n_planes == 0))
     polynomials = None
     if n_planes + n_continuous > SOME_FORMS:
-        polynomials = _evaluate_polynomials(rule.points, _DEGREE)
+        polynomials = _evaluate_polynomials(rule.points, _choose_degree(rule.points.shape[1]))
     size = (n_planes + len(items.n_planes)) * int(items.n_planes.max(initial=1))
     n_rows = max(1, _BATCH_ENTRIES // (len(rule.points) * size))
     for start in range(0, len(rows.mean), n_rows):
@@ -1140,7 +1150,7 @@ def count_score_vectors(n_forms: int, q: int, n_points: int | None = None) -> in
     `n_points` are those of each row, by default of binary items.
     """
     if n_forms > SOME_FORMS:
-        return len(_list_degrees(q, _DEGREE))
+        return len(_list_degrees(q, _choose_degree(q)))
     return n_points or len(choose_point_rule(n_forms, q).points)
 
 
@@ -1166,7 +1176,17 @@ def _evaluate_polynomials(points: Floats, degree: int) -> Floats:
 def choose_point_rule(n_forms: int, q: int) -> Nodes:
     """Return the points of each row for as many binary items, or planes of many items."""
     size = (n_forms > _FEW_FORMS) + (n_forms > SOME_FORMS)
-    return gauss_hermite(_BINARY_POINTS_PER_AXIS[q][size], q)
+    return make_hermite_nodes(_BINARY_POINTS_PER_AXIS[q][size], q)
+
+
+def count_points(n_forms: int, q: int) -> int:
+    """Return the number of points of each row, 0 with too many traits for any."""
+    return len(choose_point_rule(n_forms, q).points) if q <= MAX_POINT_TRAITS else 0
+
+
+def _choose_degree(q: int) -> int:
+    """Return the degree of the polynomials, which is lower with three points per axis."""
+    return min(_DEGREE, _BINARY_POINTS_PER_AXIS[q][-1] - 1)
 
 
 def _choose_rule(items: LevelItems, q: int) -> Nodes:

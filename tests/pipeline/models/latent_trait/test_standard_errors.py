@@ -220,12 +220,29 @@ def test_what_is_no_likelihood_has_no_errors(estimator: str) -> None:
     assert fitted(X, estimator=estimator).params.weights_error is None
 
 
-def test_too_few_rows_for_errors_are_told() -> None:
-    X, *_ = drawn(24, 4, 300)
+def test_errors_by_item_of_four_traits_are_nearly_those_of_scores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    X, *_ = drawn(24, 4, 1500)
+    settings = {"n_components": 4, "tol": 1e-5}
+    by_scores = fitted(X, **settings)
+    monkeypatch.setattr(model, "_MIN_ROWS_PER_PARAMETER", 100)
+    by_item = fitted(X, **settings)
+    kinds = [done.diagnostics["errors"] for done in (by_scores, by_item)]
+    assert kinds == ["crossproduct", "louis"]
+    for name in ("weights_error", "offsets_error"):
+        ratios = getattr(by_item.params, name) / getattr(by_scores.params, name)
+        assert np.median(ratios) == pytest.approx(1, abs=0.05)
+        assert ((ratios > 0.85) & (ratios < 1.15)).mean() > 0.9
+
+
+def test_too_few_rows_for_errors_of_many_traits_are_told() -> None:
+    X, *_ = drawn(24, 7, 150)
     done = fit_model(
-        LatentTrait(n_components=4), make_memory_rows(DenseData(X)), SerialExecutor(), 0
+        LatentTrait(n_components=7, tol=1e-2), make_memory_rows(DenseData(X)), SerialExecutor(), 0
     )
-    assert "no standard errors: fewer than 3 rows per parameter" in [w.text for w in done.warnings]
+    text = "no standard errors: fewer than 3 rows per parameter and more than 6 components"
+    assert text in [w.text for w in done.warnings]
 
 
 @pytest.mark.parametrize(("q", "slope"), [(2, 8.0), pytest.param(3, 5.0, marks=pytest.mark.matrix)])
