@@ -82,7 +82,8 @@ its correlation with each.
 `--what edges`: one line per edge of a fitted tree with the number and the weight of the tree, the
 two features, and their mutual information in nats and their correlation under the tree.
 
-`--what information`: one line per level of the trait from −4 to 4, with the information of the test
+`--what information`: one line per level of the trait from −4 to 4, or in a fit with anchors up to
+four standard deviations from the mean, with the information of the test
 and of each item, the standard error that follows, and the expected score: the number of ones, or
 with several levels the sum of the scores 0, 1, 2, … of the levels. Items whose slopes have the
 other sign than most count in reverse; they are printed. For a latent-trait fit with one component.

@@ -287,15 +287,14 @@ def _format_value(value: Any) -> str:
 
 def make_information_table(fitted: LoadedModel) -> BatchedTable:
     """Make a table of the information of the test and of each item at levels of the trait."""
-    curves = _get_item_curves(fitted)
-    by_item, score = (
-        curves.compute_information(_TRAIT_LEVELS),
-        curves.compute_expected_score(_TRAIT_LEVELS),
-    )
+    curves, levels = _get_item_curves(fitted), _TRAIT_LEVELS
+    if "anchors" in fitted.artifact.manifest:
+        levels = curves.mean + curves.sd * levels
+    by_item, score = curves.compute_information(levels), curves.compute_expected_score(levels)
     total = by_item.sum(axis=1)
     return collect_columns(
         {
-            "trait": _TRAIT_LEVELS,
+            "trait": levels,
             "information": total,
             "standard_error": 1 / np.sqrt(np.where(total > 0, total, np.nan)),
             "expected_score": score,
@@ -322,7 +321,12 @@ def make_short_test_table(fitted: LoadedModel, n_items: int) -> BatchedTable:
             f"{{items}} is {n_items}, but the fit has {len(slopes):,} items. "
             f"Choose 1 to {len(slopes):,}."
         )
-    chosen, reliability = choose_short_test(curves.compute_information, n_items)
+
+    def compute_information(standard: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the information about the trait in standard deviations of the population."""
+        return curves.sd**2 * curves.compute_information(curves.mean + curves.sd * standard)
+
+    chosen, reliability = choose_short_test(compute_information, n_items)
     names = [fitted.feature_names[item] for item in chosen]
     own = {} if asymptotes is None else {n: v[chosen] for n, v in asymptotes._asdict().items()}
     columns = {"feature": names, "slope": slopes[chosen], "offset": offsets[chosen], **own}
