@@ -83,10 +83,10 @@ its correlation with each.
 two features, and their mutual information in nats and their correlation under the tree.
 
 `--what information`: one line per level of the trait from −4 to 4, or in a fit with anchors up to
-four standard deviations from the mean, with the information of the test
-and of each item, the standard error that follows, and the expected score: the number of ones, or
-with several levels the sum of the scores 0, 1, 2, … of the levels. Items whose slopes have the
-other sign than most count in reverse; they are printed. For a latent-trait fit with one component.
+four standard deviations from the mean, with the information of the test and of each item, the
+standard error that follows, and the expected score: the number of ones, or with several levels the
+sum of the scores 0, 1, 2, … of the levels. Items whose slopes have the other sign than most count
+in reverse; they are printed. For a latent-trait fit with one component.
 
 `--what short-test --items 40`: the most informative items of such a fit, one after the other, with
 the marginal reliability of a test of the items so far.

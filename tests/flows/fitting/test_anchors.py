@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import latentbits as lb
@@ -108,6 +109,20 @@ def _start(fitted: lb.Fitted, votes: lb.Dataset) -> Any:
     rows = make_row_source(votes, None)
     first = collect_first_statistics(fitted.model, rows, SerialExecutor(), 0)
     return initialize_fit(fitted.model, first, 0)
+
+
+def test_a_short_test_does_not_depend_on_the_scale(
+    cli: Any, plain: lb.Fitted, anchored: lb.Fitted, tmp_path: Path
+) -> None:
+    tables = []
+    for name, fitted in (("plain", plain), ("anchored", anchored)):
+        fitted.save(tmp_path / name)
+        target = tmp_path / f"{name}.csv"
+        line = ("export", "--artifact", tmp_path / name, "--output", target)
+        assert cli(*line, "--what", "short-test", "--items", 4).code == 0
+        tables.append(pd.read_csv(target))
+    assert tables[0]["feature"].tolist() == tables[1]["feature"].tolist()
+    np.testing.assert_allclose(tables[0]["reliability"], tables[1]["reliability"], rtol=1e-6)
 
 
 def test_anchors_that_cannot_fix_a_scale_are_refused(votes: lb.Dataset) -> None:
