@@ -139,6 +139,11 @@ def prepare_neighbours(options: NeighboursOptions) -> NeighboursJob:
             f"{dataset.path}: all features are continuous, but distances are between binary or "
             "ordered features. Ingest the features with {threshold}, or compare codes of a fit."
         )
+    if nominal := sorted(dataset.nominal_features):
+        raise DataError(
+            f"{dataset.path}: feature {nominal[0]!r} is nominal, but distances are between binary "
+            "or ordered features. Ingest the others with {drop}, or compare codes of a fit."
+        )
     queries = None if options.queries is None else open_dataset_or_example(options.queries)
     if queries is not None:
         _check_queries(dataset, queries)

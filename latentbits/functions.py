@@ -69,6 +69,7 @@ from pipeline.evaluation.class_outcomes import (
 from pipeline.evaluation.evaluate import (
     EvaluatedModel,
     check_has_levels,
+    check_has_order,
     evaluate_rows,
     find_likelihood_measure,
     match_segments,
@@ -729,6 +730,9 @@ def evaluate(
     if label is not None:
         check_has_levels(dataset, "label")
         dataset = adapt_to_fit(dataset, fitted, fitted_split)
+    for name, value in (("dif", dif), ("reliability", reliability), ("roll_calls", roll_calls)):
+        if value:
+            check_has_order(dataset, name)
     if scores is None:
         has_other = any((dif, outcomes, reliability, roll_calls, covariates))
         scores = label is not None or not has_other

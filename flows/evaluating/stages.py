@@ -84,6 +84,7 @@ from pipeline.evaluation.evaluate import (
     ModelScores,
     RowFold,
     check_has_levels,
+    check_has_order,
     describe_differences,
     describe_scores,
     find_likelihood_measure,
@@ -305,6 +306,9 @@ def prepare_evaluation(options: EvaluateOptions) -> EvaluationPlan:
     for option in ("label", "dif", "roll_calls"):
         if getattr(options, option):
             check_has_levels(dataset, f"{{{option}}}")
+    for option in ("dif", "reliability", "roll_calls"):
+        if getattr(options, option):
+            check_has_order(dataset, f"{{{option}}}")
     check_row_columns(dataset, split)
     if options.folds is not None:
         own_models = [model.subject.model for model in models]
@@ -671,6 +675,8 @@ def _warn_about_codes(
         reason = "all codes are equal, or there are fewer than 11 rows"
         if not job.features:
             reason = "all features are continuous"
+        if any(feature.kind == "nominal" for feature in job.features):
+            reason = "categories of nominal features have no distance"
         return [f"neighbours are not compared: {reason}"]
     if model.training_rows is None and job.options.label is not None:
         path = job.training_rows.dataset.path

@@ -61,6 +61,9 @@ class Feature(NamedTuple):
         """Return a name of each plane; that of a binary feature is the feature's name."""
         if self.kind == "binary":
             return [self.name]
+        if self.kind == "nominal":  # a plane is 1 for this category and all later ones
+            later = (self.levels[first:] for first in range(1, len(self.levels)))
+            return [f"{self.name}={'|'.join(categories)}" for categories in later]
         return [f"{self.name}>={level}" for level in self.levels[1:]]
 
 

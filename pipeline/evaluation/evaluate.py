@@ -152,6 +152,15 @@ def check_has_levels(dataset: HasFeatures, option: str) -> None:
         )
 
 
+def check_has_order(dataset: HasFeatures, option: str) -> None:
+    """Refuse an option that adds up or orders levels if some features are nominal."""
+    if nominal := [own.name for own in list_features(dataset) if own.kind == "nominal"]:
+        raise FitError(
+            f"{option} takes levels as numbers, but the categories of {nominal[0]!r} have no "
+            "order. Name a fit without nominal features."
+        )
+
+
 def make_baseline_models(n_rows: int, features: Sequence[Feature]) -> dict[str, BernoulliMixture]:
     """Return simple models that any other model fitted to `n_rows` rows should beat.
 

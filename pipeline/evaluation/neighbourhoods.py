@@ -275,7 +275,10 @@ def describe_code_quality(
     """
     run = (executor, seed, progress)
     description = {}
-    if neighbourhoods := describe_neighbourhoods(sample, code_rows(subject, sample, *run)):
+    has_distances = all(feature.kind != "nominal" for feature in subject.features)
+    if has_distances and (
+        neighbourhoods := describe_neighbourhoods(sample, code_rows(subject, sample, *run))
+    ):
         description["neighbourhoods"] = neighbourhoods
     if vote is None:
         return description

@@ -420,7 +420,8 @@ class BinaryDataset(StorageReprMixin):
 
     def _iter_display_items(self) -> Facts:
         tables = (self.chunks[:, 2], self.blocks, self.has_missing)
-        planes = self.stored_planes.name_planes(self.manifest["feature_names"])
+        names, nominal = self.manifest["feature_names"], self.manifest.get("nominal_features", ())
+        planes = self.stored_planes.name_planes(names, nominal)
         about = (str(self.path), self.manifest, *tables, planes)
         return list_dataset_facts(*about, self._read_stored_ones, lambda: self.splits)
 

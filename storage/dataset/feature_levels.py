@@ -98,12 +98,17 @@ class Planes:
         """Indices of the continuous features."""
         return np.array([k for k, levels in enumerate(self.levels) if not levels], np.int64)
 
-    def name_planes(self, names: Sequence[str]) -> list[str]:
-        """Return a name of each plane, given the names of the features."""
+    def name_planes(self, names: Sequence[str], nominal: Collection[str]) -> list[str]:
+        """Return a name of each plane, given the names of the features, and of the nominal ones."""
         plane_names = []
         for name, levels in zip(names, self.levels, strict=True):
-            is_binary = len(levels) == 2
-            plane_names += [name] if is_binary else [f"{name}>={level}" for level in levels[1:]]
+            if len(levels) == 2:
+                plane_names.append(name)
+            elif name in nominal:
+                later = (levels[first:] for first in range(1, len(levels)))
+                plane_names += [f"{name}={'|'.join(categories)}" for categories in later]
+            else:
+                plane_names += [f"{name}>={level}" for level in levels[1:]]
         return plane_names
 
     def tabulate(self, names: Sequence[str], nominal: Collection[str]) -> NDArray[np.int64]:
