@@ -91,7 +91,7 @@ def _is_matrix_run(config: pytest.Config) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Select what the matrix runs: further parameters of tests marked `few(n)`, and more examples.
 
-    Tests with examples of Hypothesis run in the matrix once more.
+    Tests with examples of Hypothesis run in the matrix once more, except laws of models.
     """
     seen: Counter[str] = Counter()
     for item in items:
@@ -102,8 +102,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         seen[name] += 1
         few = item.get_closest_marker("few")
         is_further_parameter = few is not None and seen[name] > few.args[0]
-        has_more_examples = _is_matrix_run(config) and is_hypothesis_test(
-            getattr(item, "function", None)
+        has_more_examples = (
+            _is_matrix_run(config)
+            and law is None
+            and is_hypothesis_test(getattr(item, "function", None))
         )
         if is_further_parameter or has_more_examples:
             item.add_marker(pytest.mark.matrix)

@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave laws that are slow for a model to the matrix, and most cases of similar models.
 
     Ordinal features of models that also take continuous ones are left to the matrix, because
-    these are checked with ordinal features beside them.
+    these are checked with ordinal features beside them; `slow` runs the laws that are slow, too.
 
     Kinds of features share the parameters of a law by turns, another turn for each model: every
     pair of a model, a kind and a parameter is checked. `slow` checks all of them together.
@@ -63,7 +63,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         is_slow = not {law, f"{law}[{kind}]"}.isdisjoint(facts.slow)
         is_covered = kind == "ordinal" and "continuous" in kinds
         turn = [*FACTS].index(name) + kinds.index(kind)
-        if (_place(item) - turn) % min(len(kinds), n_parameters[law]):
+        is_other_turn = (_place(item) - turn) % min(len(kinds), n_parameters[law])
+        if is_other_turn or (is_slow and is_covered):
             item.add_marker(pytest.mark.slow)
         elif is_slow or is_covered:
             item.add_marker(pytest.mark.matrix)

@@ -59,6 +59,6 @@ def test_they_are_with_other_settings_too(facts: Facts, kind: str) -> None:
     """Every other setting is tried with a kind of columns, the others with the next."""
     first = (*FEW, *MORE).index(kind) % 2
     for settings_ in facts.variants[first::2] or facts.variants:
-        if check_degenerate(facts, facts.make_brief(60, **settings_), kind) is None:
-            tolerant = facts.make_brief(60, **{**facts.tolerant, **settings_})
+        if check_degenerate(facts, facts.make_brief(30, **settings_), kind) is None:
+            tolerant = facts.make_brief(30, **{**facts.tolerant, **settings_})
             check_degenerate(facts, tolerant, kind)

@@ -17,7 +17,7 @@ from storage.dataset.dataset import BinaryDataset
 from tests.conformance.models import FACTS
 from tests.storage.conftest import files_of
 from tests.support.data import draw_probit_rows, write_arrays
-from tests.support.fits import write_fit
+from tests.support.fits import mark_models, write_fit
 
 NAMES = ["bread", "milk", "eggs", "tea", "rice", "salt"]
 
@@ -63,13 +63,11 @@ def pair_shares(X: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name
-        if name in {"bernoulli-mixture", "blica"}
-        else pytest.param(name, marks=pytest.mark.matrix)
-        for name in sorted(find_models())
-        if isinstance(FACTS[name].make(), CanSample)
-    ],
+    mark_models(
+        [name for name in sorted(find_models()) if isinstance(FACTS[name].make(), CanSample)],
+        "bernoulli-mixture blica",
+        "latent-trait noisy-or tree-mixture",
+    ),
 )
 def test_a_sample_has_the_pair_shares_of_the_model(sampled, fitted, name):
     dataset, source = sampled(name), load_fitted_model(fitted(name))

@@ -36,7 +36,7 @@ from storage.codes.codes import (
 from tests.conformance.models import FACTS
 from tests.storage.conftest import files_of, write_dataset
 from tests.support.data import draw_probit_rows, write_arrays
-from tests.support.fits import write_fit
+from tests.support.fits import mark_models, write_fit
 
 N_FITTED, N_ROWS, APPENDED, RUN = 300, 400, 70, 30
 
@@ -114,10 +114,11 @@ def row_by_row(path: Path) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name if name in {"blica", "latent-trait"} else pytest.param(name, marks=pytest.mark.matrix)
-        for name in sorted(find_models())
-    ],
+    mark_models(
+        sorted(find_models()),
+        "blica latent-trait",
+        "autoencoder bottleneck laplacian-eigenmap noisy-or tree-mixture",
+    ),
 )
 def test_every_row_has_its_own_code(transformed, artifact, name):
     summary = transformed(name)
@@ -172,11 +173,11 @@ def reconstructed(path: Path, codes: dict[str, np.ndarray]) -> np.ndarray:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name if name in {"blica", "rbm"} else pytest.param(name, marks=pytest.mark.matrix)
-        for name in sorted(find_models())
-        if isinstance(FACTS[name].make(), CanReconstruct)
-    ],
+    mark_models(
+        [name for name in sorted(find_models()) if isinstance(FACTS[name].make(), CanReconstruct)],
+        "blica rbm",
+        "latent-trait tree-mixture",
+    ),
 )
 def test_rows_are_made_of_codes_again(transformed, artifact, name):
     made = artifact(name)

@@ -205,12 +205,20 @@ OTHER_CALLS: dict[str, Call] = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "call", [*CALLS, *(pytest.param(name, marks=pytest.mark.matrix) for name in OTHER_CALLS)]
+    ("call", "n_parts"),
+    [
+        *((name, 1) for name in CALLS),
+        *(pytest.param(name, 3, marks=pytest.mark.matrix) for name in OTHER_CALLS),
+        *(pytest.param(name, 1, marks=pytest.mark.slow) for name in OTHER_CALLS),
+    ],
 )
 def test_inputs_are_used_or_refused_in_one_line(
-    call: str, fitted: Fitted, scorer: lb.Scorer, tmp_path: Path
+    call: str, n_parts: int, fitted: Fitted, scorer: lb.Scorer, tmp_path: Path
 ) -> None:
-    for name, make_input in INPUTS.items():
+    """Other calls take the inputs by turns, or all of them."""
+    place = [*CALLS, *OTHER_CALLS].index(call)
+    for name in [*INPUTS][place % n_parts :: n_parts]:
+        make_input = INPUTS[name]
         if name == "failing_list" and call.startswith("estimator"):
             continue  # scikit-learn iterates over the list
         folder = tmp_path / name

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from flows.cli.hyperparameters import parse_model_options
 from pipeline.data.datasets import make_row_source
@@ -16,6 +18,17 @@ from pipeline.models.registry import make_model
 from pipeline.params import get_named_arrays
 from storage.artifacts.artifacts import NamedArray, write_artifact
 from storage.dataset.dataset import BinaryDataset
+
+
+def mark_models(names: Iterable[str], by_default: str, in_matrix: str) -> list[Any]:
+    """Return parameters for a test of models: few run by default, and some in the matrix."""
+    marks = dict.fromkeys(in_matrix.split(), pytest.mark.matrix)
+    return [
+        pytest.param(name, marks=marks.get(name, pytest.mark.slow))
+        if name not in by_default.split()
+        else name
+        for name in names
+    ]
 
 
 def build_model(name: str, components: int | str | None, settings: Sequence[str]) -> Model:

@@ -389,8 +389,16 @@ def test_counts_with_other_weights_behind_the_same_codes_are_not_used(
     assert n_counted == [500] * len(STRIPS)
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("where", ["threads", "cluster", "store", "split", "skipped"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        *(
+            pytest.param(where, marks=pytest.mark.matrix)
+            for where in ("cluster", "store", "skipped")
+        ),
+        *(pytest.param(where, marks=pytest.mark.slow) for where in ("threads", "split")),
+    ],
+)
 def test_counts_of_the_latest_fit_are_used_everywhere(
     fitted: Any, data: Path, counted: Any, cluster: str, s3: str, where: str
 ) -> None:
@@ -450,8 +458,8 @@ def take_foreign_pairs(artifact: Path) -> None:
     [
         (damage_strip, "joint: chunk 1 is damaged", 1),
         pytest.param(lose_strip, "ones_left: chunk 1 is damaged", 1, marks=pytest.mark.matrix),
-        (damage_manifest, "manifest", 4),
-        pytest.param(lose_manifest, "interrupted", 4, marks=pytest.mark.matrix),
+        pytest.param(damage_manifest, "manifest", 4, marks=pytest.mark.slow),
+        pytest.param(lose_manifest, "interrupted", 4, marks=pytest.mark.slow),
         pytest.param(lose_artifact, "no such", 4, marks=pytest.mark.matrix),
         (take_foreign_pairs, "the pairs belong to another fit", 4),
     ],

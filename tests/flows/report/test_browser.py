@@ -21,7 +21,7 @@ from storage import load_artifact
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from tests.flows.hostile import HOSTILE
 from tests.support.data import draw_probit_rows, find_shared_data, write_arrays
-from tests.support.fits import build_model, write_fit
+from tests.support.fits import build_model, mark_models, write_fit
 
 WIDTHS = {"laptop": 1280, "phone": 390}
 
@@ -126,16 +126,13 @@ def report(
     return page
 
 
-ELSEWHERE = {"clipped-pca", "latent-trait"}  # in the browser, with other data
-
-
-@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "model",
-    [
-        pytest.param(name, marks=pytest.mark.matrix) if name in ELSEWHERE else name
-        for name in sorted(find_models())
-    ],
+    mark_models(  # clipped PCA and latent traits are in the browser with other data
+        sorted(find_models()),
+        "autoencoder bernoulli-mixture binary-ica-likelihood blica",
+        "hidden-tree laplacian-eigenmap noisy-or tree-mixture",
+    ),
 )
 def test_every_model_is_drawn(browser, data, tmp_path, model):
     page = report(tmp_path, data, model, 2)

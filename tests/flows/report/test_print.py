@@ -48,7 +48,7 @@ from storage import load_artifact
 from storage.dataset.dataset import open_dataset
 from tests.flows.hostile import HOSTILE
 from tests.support.data import draw_probit_rows, write_arrays
-from tests.support.fits import build_model, write_fit
+from tests.support.fits import build_model, mark_models, write_fit
 
 SIZE = 400
 
@@ -102,13 +102,17 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize(
-    ("model", "n_components"),
-    [*((name, "2") for name in sorted(find_models())), ("latent-trait", "1")],
+    "model",
+    mark_models(
+        [*sorted(find_models()), "latent-trait:1"],
+        "",
+        "blica clipped-pca hidden-tree latent-trait latent-trait:1 noisy-or tree-mixture",
+    ),
 )
-def test_every_figure_of_every_model_is_drawn(data, tmp_path, model, n_components):
-    built = build_model(model, n_components, [])
+def test_every_figure_of_every_model_is_drawn(data, tmp_path, model):
+    name, _, n_components = model.partition(":")
+    built = build_model(name, n_components or "2", [])
     artifact = write_fit(tmp_path / "artifact", built, open_dataset(data))
     figures = build_report_from_artifact(artifact).figures
     assert len(figures) > 2

@@ -35,7 +35,7 @@ from storage import load_artifact
 from storage.dataset.dataset import open_dataset
 from tests.flows.hostile import HOSTILE
 from tests.support.data import draw_probit_rows, write_arrays
-from tests.support.fits import build_model, write_fit
+from tests.support.fits import build_model, mark_models, write_fit
 from tests.support.outside import load_manifest, write_sealed
 
 N_ROWS, N_FEATURES = 900, 9
@@ -158,8 +158,14 @@ def test_peak_memory_is_recorded_with_or_without_a_report(cli, data, options):
         assert all(50e6 < worker < process for worker, process in zip(workers, own, strict=True))
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("model", sorted(find_models()))
+@pytest.mark.parametrize(
+    "model",
+    mark_models(
+        sorted(find_models()),
+        "autoencoder",
+        "bernoulli-mixture blica kernel-pca latent-trait noisy-or stack",
+    ),
+)
 def test_what_is_drawn_follows_from_the_arrays(data, tmp_path, model):
     built = build_model(model, "2", [])
     artifact = load_artifact(write_fit(tmp_path / "artifact", built, open_dataset(data)))
