@@ -840,6 +840,14 @@ class LatentTrait(WeightedModelEstimator):
         `partial-credit`, `rating-scale` or `nominal`. With `equal_slopes`, partial credit
         is that of Masters. They need quadrature. Continuous items are normal given the
         traits.
+    dynamics
+        `none`, or `walk`: the position of each member follows a random walk between
+        periods; see `WalkingTrait`, whose `tol` is 1e-4. It takes `innovation`,
+        `prior_precision` (0.1 by default), `constant_features`, `nodes`, `max_iter` and
+        `tol`.
+    innovation
+        Variance of the change of a position in a unit of time with `dynamics=walk`, in
+        units of the variance of first positions. None estimates it.
     max_iter
         Maximum number of passes of a stage. There is a stage for each number of components,
         estimator and density of nodes.
@@ -881,6 +889,8 @@ class LatentTrait(WeightedModelEstimator):
     slope_prior: str
     offset_prior: str
     items: Literal["graded", "partial-credit", "rating-scale", "nominal"]
+    dynamics: Literal["none", "walk"]
+    innovation: float | None
     max_iter: int
     tol: float
     binarize: float | Literal["mean"] | None
@@ -967,6 +977,8 @@ class LatentTrait(WeightedModelEstimator):
         slope_prior: str = "none",
         offset_prior: str = "none",
         items: Literal["graded", "partial-credit", "rating-scale", "nominal"] = "graded",
+        dynamics: Literal["none", "walk"] = "none",
+        innovation: float | None = None,
         max_iter: int = 500,
         tol: float = 1e-07,
         binarize: float | Literal["mean"] | None = None,

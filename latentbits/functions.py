@@ -164,6 +164,8 @@ def fit(
     items: Any = None,
     pattern: Any = None,
     covariates: Sequence[str] | None = None,
+    row_id: str | None = None,
+    time: str | None = None,
     orient: Sequence[str] = (),
     anchors: Mapping[str, float | Sequence[float]] | Sequence[str] | str = (),
     seed: int = 0,
@@ -227,6 +229,9 @@ def fit(
         Per-row columns that explain the traits of latent-trait or the classes of bernoulli-mixture,
         such as `["age", "school=North"]`, which names the reference level. `transform` and
         `evaluate` then read the columns of the rows that they get.
+    row_id, time
+        Per-row columns of the member that a row is of, and of its time, for latent-trait with
+        `dynamics="walk"`: there is a row for each member and period.
     orient
         Signs of components, which are arbitrary in most models: `["q3=+1"]` reverses component 1 if
         the feature `q3` would have a negative loading, `["q3=-2"]` component 2 if it would have a
@@ -281,6 +286,8 @@ def fit(
             psu=psu,
             group=group,
             covariates=covariates,
+            row_id=row_id,
+            time=time,
             pattern=None if pattern is None else partial(_read_table, pattern, "pattern"),
             items=None if items is None else partial(read_items, items),
             orient=orient,

@@ -100,6 +100,14 @@ class FitOptions:
             help="Columns that explain codes: age,school=North.",
         ),
     ] = None
+    row_id: Annotated[
+        str | None,
+        Option(group=DATA, metavar="COLUMN", help="Column of the member that a row is of."),
+    ] = None
+    time: Annotated[
+        str | None,
+        Option(group=DATA, metavar="COLUMN", help="Column of its time, for positions over time."),
+    ] = None
     features: Annotated[
         Repeatable,
         Option(

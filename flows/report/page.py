@@ -24,6 +24,7 @@ from flows.report.figures.parameters import (
     plot_correlations,
     plot_parameters,
 )
+from flows.report.figures.paths import plot_paths
 from flows.report.figures.row_plots import (
     MAX_NAMED_ROWS,
     ColourLabels,
@@ -178,6 +179,7 @@ def build_report(inputs: ReportInputs) -> Report:
     fitted, sample = orient_components(fitted, sample, names, options.orient)
     causes = find_causes(fitted)
     figures = [*plot_parameters(fitted.artifact, inputs.layout, causes)]
+    figures += plot_paths(fitted.artifact)
     edges, tables = find_edges(fitted), []
     if causes:
         tables.append(make_unit_table(causes, fitted.feature_names))

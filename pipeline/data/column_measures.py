@@ -1,4 +1,4 @@
-"""Check and measure the per-row columns of a fit: weights, groups and covariates."""
+"""Check and measure the per-row columns of a fit: weights, groups, covariates and periods."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from pipeline.data.covariates import (
     measure_covariates,
 )
 from pipeline.data.datasets import Dataset, get_row_columns
+from pipeline.data.periods import RowPeriods, measure_periods
 from pipeline.data.weights import (
     ColumnPart,
     RowWeights,
@@ -169,6 +170,40 @@ def measure_row_covariates(
         raise FitError(f"{{covariates}} names the column {twice[0]!r} twice. Name it once.")
     dataset.check_columns(names)
     return measure_covariates(requests, _make_source(dataset, split, weights))
+
+
+def measure_row_periods(
+    dataset: Dataset, split: str | None, row_id: str | None, time: str | None
+) -> RowPeriods | None:
+    """Check and sort the members and times of a dataset or split; only their columns are read.
+
+    Parameters
+    ----------
+    dataset, split
+        The rows to fit.
+    row_id, time
+        Per-row columns of the member of each row, and of its time; None if rows have none.
+
+    Raises
+    ------
+    ValueError
+        If one of the columns is not named or missing, or has values that cannot be used.
+    """
+    if row_id is None and time is None:
+        return None
+    if row_id is None or time is None:
+        named, other = ("time", "row_id") if row_id is None else ("row_id", "time")
+        raise FitError(f"{{{named}}} needs {{{other}}}. Name both columns.", parameter=other)
+    dataset.check_columns([row_id, time])
+    if row_id == time:
+        raise FitError(f"{{time}}: {time} is the column of row ids. Choose another one.")
+    return measure_periods(
+        row_id,
+        time,
+        dataset.iter_codes(row_id, split),
+        dataset.iter_numbers(time, split),
+        dataset.levels.get(row_id),
+    )
 
 
 def check_row_columns(dataset: Dataset, split: str | None) -> None:

@@ -6,7 +6,7 @@ decides what the first error is about:
 1. `features`, `reverse`, `cut` and the model's own view of levels
 2. what the model supports; then weights and primary sampling units
 3. groups
-4. covariates
+4. covariates, and members and times of rows
 5. the loading pattern, which sets the number of components
 6. the fit to start from, which sets it too
 7. known items
@@ -29,6 +29,7 @@ from pipeline.data.column_measures import (
     choose_weight_kind,
     list_groups,
     measure_row_covariates,
+    measure_row_periods,
     measure_row_weights,
 )
 from pipeline.data.datasets import Dataset
@@ -114,6 +115,8 @@ class FitRequest:
     group: str | None = field(default=None, metadata={"estimator": "segments", "is_column": True})
     are_segments_groups: bool = field(default=False, metadata={"options": ()})
     covariates: Sequence[str] | None = None
+    row_id: str | None = field(default=None, metadata={"is_column": True})
+    time: str | None = field(default=None, metadata={"is_column": True})
     pattern: Callable[[], PatternTable] | None = None
     items: Callable[[], KnownItems] | None = None
     orient: Sequence[str] = ()
@@ -151,6 +154,7 @@ class FitRequest:
             "known items": self.items is not None,
             choose_weight_kind(self.weights): self.weight is not None,
             "clusters": self.psu is not None and self.weights == "sampling",
+            "periods": self.row_id is not None or self.time is not None,
         }
         return [part for part, is_used in parts.items() if is_used]
 
@@ -231,7 +235,8 @@ def prepare(request: FitRequest, dataset: DatasetT) -> PreparedFit[DatasetT]:
         dataset = dataset if request.group is None else dataset.segment_by(request.group)
         groups = list_groups(dataset, split, weights)
     covariates = measure_row_covariates(dataset, split, request.covariates, weights)
-    row_columns = RowColumns(covariates)
+    periods = measure_row_periods(dataset, split, request.row_id, request.time)
+    row_columns = RowColumns(covariates, periods and periods.columns)
     dataset = dataset.with_row_columns(row_columns)
     pattern = None
     if request.pattern is not None:
@@ -250,7 +255,7 @@ def prepare(request: FitRequest, dataset: DatasetT) -> PreparedFit[DatasetT]:
         items = request.items()
         model = match_items(model, items, is_number_set)
         known = items.align(features, model.items, request.dataset_name)
-    model = model.with_structure(Structure(groups, features, known, pattern, covariates))
+    model = model.with_structure(Structure(groups, features, known, pattern, covariates, periods))
     poles = prepare_poles(request.orient, model, dataset, split, has_known_items=items is not None)
     anchors = prepare_anchors(request.anchors, model, dataset, split, poles)
     choices = {

@@ -24,6 +24,7 @@ from pipeline.models.registry import (
     get_known_model,
     list_model_names,
     restore_model,
+    select_variant,
 )
 from pipeline.models.settings import check_types, list_settings
 from pipeline.params import (
@@ -104,14 +105,14 @@ def model_from_artifact(artifact: ArtifactT) -> LoadedModel[ArtifactT]:
             "This artifact is not from a fit, or from another version of latentbits: it has no "
             f"{', '.join(missing)}. Fit again."
         )
-    kind = get_known_model(manifest["model"])
+    kind, settings = get_known_model(manifest["model"]), manifest["hyperparameters"]
     if kind is None:
         raise FitError(
             f"The model {manifest['model']!r} is unknown; known models are "
             f"{', '.join(list_model_names())}. Upgrade latentbits, or name the model's class in "
             f"{MODELS_VARIABLE} if you trust its code."
         )
-    settings = manifest["hyperparameters"]
+    kind = select_variant(kind, {**settings})
     _check_no_difference(kind, "settings", {*settings} - {own.name for own in list_settings(kind)})
     arrays: Mapping[str, NDArray[Any]] = artifact  # type: ignore[assignment]
     _check_no_difference(kind, "arrays", find_unexpected_arrays(kind.params, arrays))

@@ -11,7 +11,13 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.errors import FitError, format_suggestion
-from pipeline.models.settings import AUTO, can_be_none, check_types, list_hyperparameters
+from pipeline.models.settings import (
+    AUTO,
+    can_be_none,
+    check_types,
+    list_hyperparameters,
+    list_settings,
+)
 from pipeline.models.vocabulary import PLAIN, Vocabulary
 
 if TYPE_CHECKING:
@@ -56,6 +62,12 @@ class ModelAlias(NamedTuple):
 
 ALIASES = {"chow-liu": ModelAlias("tree-mixture", {"n_components": 1})}
 """Other names of models of this package. A fit records the name of the model."""
+
+
+_VARIANTS = {"latent-trait": ("dynamics", "walk", "pipeline.models.latent_trait.walk:WalkingTrait")}
+"""Models with a class of its own for a value of a setting: the setting, its value, and the class.
+
+Such a class has the name of the model, and may lack some of its settings."""
 
 
 def list_model_names() -> list[str]:
@@ -157,7 +169,31 @@ def make_model(
         if isinstance(value, str) and value == AUTO and can_be_none(kind, key):
             values[key] = None
     check_types(kind, values)
-    return kind(**values)
+    return select_variant(kind, values)(**values)
+
+
+def select_variant(kind: type[Model], values: dict[str, Any]) -> type[Model]:
+    """Return the class of a model with these settings; values at their defaults are taken out.
+
+    Raises
+    ------
+    FitError
+        If the class lacks a setting.
+    """
+    setting, value, path = _VARIANTS.get(kind.name, ("", None, ""))
+    if not setting or values.get(setting) != value:
+        return kind
+    variant: type[Model] = resolve_name(path)
+    defaults = {own.name: own.default for own in list_settings(kind)}
+    names = ("n_components", *list_hyperparameters(variant))
+    for name in [name for name in values if name not in names]:
+        if values.pop(name) != defaults[name]:
+            raise FitError(
+                f"{{{setting}={value}}} cannot be combined with {{{name}}}. Its other settings "
+                f"are: {', '.join(own for own in names if own not in (setting, 'n_components'))}.",
+                parameter=name,
+            )
+    return variant
 
 
 def restore_model(kind: type[Model], recorded: Mapping[str, Any]) -> Model:
@@ -165,7 +201,7 @@ def restore_model(kind: type[Model], recorded: Mapping[str, Any]) -> Model:
     names = {f.name for f in fields(kind) if f.init and f.metadata.get("is_setting", True)}
     values = {name: value for name, value in recorded.items() if name in names}
     settings: Any = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
-    return kind(**settings)
+    return select_variant(kind, settings)(**settings)
 
 
 def read_vocabulary(manifest: Mapping[str, Any]) -> Vocabulary:

@@ -13,6 +13,7 @@ from pipeline.arrays import Indices
 from pipeline.data.covariates import Covariates
 from pipeline.data.features import Feature, are_binary, find_continuous
 from pipeline.data.level_probabilities import count_levels
+from pipeline.data.periods import RowPeriods
 from pipeline.models.loading_pattern import LoadingPattern
 from pipeline.models.support import Part
 
@@ -39,6 +40,8 @@ class Structure:
         Which items load on which traits, in the order of the features; None if all do.
     covariates
         The covariates of the rows; None without `--covariates`.
+    periods
+        The members and times of the rows; None without `--time`.
     """
 
     groups: tuple[str, ...] = ()
@@ -46,6 +49,7 @@ class Structure:
     known_items: NDArray[np.float64] | None = None
     pattern: LoadingPattern | None = None
     covariates: Covariates | None = None
+    periods: RowPeriods | None = None
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -55,6 +59,7 @@ class Structure:
             "covariates": self.covariates,
             "pattern": self.pattern,
             "known items": self.known_items,
+            "periods": self.periods,
         }
         return tuple(part for part, value in parts.items() if value is not None)
 

@@ -10,7 +10,14 @@ from pipeline.data.features import Feature, FeatureKind
 from pipeline.errors import LEAVE_OUT, FitError
 
 Part = Literal[
-    "groups", "covariates", "pattern", "known items", "frequency", "sampling", "clusters"
+    "groups",
+    "covariates",
+    "pattern",
+    "known items",
+    "frequency",
+    "sampling",
+    "clusters",
+    "periods",
 ]
 """What a fit may know of rows and items besides values. `frequency` and `sampling` are meanings of
 row weights, `clusters` those of a survey."""
@@ -39,6 +46,11 @@ _REFUSALS: Mapping[Part, _Refusal] = {
     "sampling": _Refusal("weight", "{} cannot use weights of rows by {{weights=sampling}}."),
     "clusters": _Refusal(
         "psu", "The standard errors of {} do not allow for clusters.", "Those of {} do."
+    ),
+    "periods": _Refusal(
+        "time",
+        "{} has no positions over time.",
+        "Choose {{model=latent-trait}} with {{dynamics=walk}}.",
     ),
 }
 

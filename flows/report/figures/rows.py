@@ -201,7 +201,7 @@ def _add_row_columns(chunk: PackedChunk, dataset: BinaryDataset) -> PackedChunk:
     }
     parsed = replace(annotate_chunk(chunk), columns={**chunk.columns, **numbers})
     added = annotate_chunk(row_columns.add_to_chunk(parsed, dataset.levels))
-    return replace(added, columns=chunk.columns)
+    return replace(added, columns={**added.columns, **chunk.columns})
 
 
 def _select_planes(block: BinaryBlock, planes: NDArray[np.intp]) -> BinaryBlock:

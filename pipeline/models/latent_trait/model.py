@@ -423,6 +423,13 @@ class LatentTrait(Model):
         Curves of items with more than two levels: `graded` (response), (generalized)
         `partial-credit`, `rating-scale` or `nominal`. With `equal_slopes`, partial credit is that
         of Masters. They need quadrature. Continuous items are normal given the traits.
+    dynamics
+        `none`, or `walk`: the position of each member follows a random walk between periods; see
+        `WalkingTrait`, whose `tol` is 1e-4. It takes `innovation`, `prior_precision` (0.1 by
+        default), `constant_features`, `nodes`, `max_iter` and `tol`.
+    innovation
+        Variance of the change of a position in a unit of time with `dynamics=walk`, in units of the
+        variance of first positions. None estimates it.
     tol
         Stop once the objective per row has changed by less than this in the last three passes and
         is predicted to change by less in total, nats. The limit for all rows together is 10,000
@@ -462,6 +469,7 @@ class LatentTrait(Model):
         "population_mean",
         "population_covariance",
     )
+    summary_diagnostics: ClassVar[tuple[str, ...]] = ("innovation_variance",)
     codes: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "mean": ("component",),
         "variance": ("component",),
@@ -487,6 +495,8 @@ class LatentTrait(Model):
     slope_prior: str = "none"
     offset_prior: str = "none"
     items: ItemKind = "graded"
+    dynamics: Literal["none", "walk"] = "none"
+    innovation: float | None = setting(None, minimum=0)
     max_iter: int = setting(500, minimum=1)
     tol: float = setting(1e-7, above=0, below=1)
 
@@ -508,6 +518,11 @@ class LatentTrait(Model):
             )
         for name, families in PRIOR_FAMILIES.items():
             parse_prior(getattr(self, name), name, families)
+        if self.innovation is not None:
+            raise FitError(
+                f"{{innovation={self.innovation:g}}} needs {{dynamics=walk}}.",
+                parameter="innovation",
+            )
 
     def with_structure(self, structure: Structure) -> Self:
         """Return the model of a fit with groups, known items, a pattern or covariates, or this.

@@ -30,6 +30,7 @@ from pipeline.numerics.logistic.latent_nodes import gauss_hermite
 from pipeline.numerics.logistic.logistic_lanes import (
     FACTORS_PER_LOG,
     add_multiple,
+    copy,
     exp_minus,
     fill,
     fma,
@@ -63,17 +64,31 @@ class RowLanes(NamedTuple):
     mask: Floats  # (n_features, n_lanes)
     rows: slice
 
-    def sum_linear(self, weights: Floats, offsets: Floats, row_means: Floats | None) -> Floats:
-        """Return Σ_i t_i (w_i, b_i), and what the priors N(m_n, I) add to it, (q + 1, n_lanes).
+    def sum_linear(
+        self,
+        weights: Floats,
+        offsets: Floats,
+        row_means: Floats | None,
+        row_variances: Floats | None = None,
+    ) -> Floats:
+        """Return Σ_i t_i (w_i, b_i), and what the priors N(m_n, v_n I) add to it, (q + 1, n_lanes).
 
-        The log density of such a prior is that of N(0, I) plus m·x − ½ m·m.
+        The log density of such a prior is that of N(0, v I) plus (m·x − ½ m·m) / v.
         """
         linear: Floats = np.column_stack([weights, offsets]).T @ self.ones
         if row_means is not None:
             means = row_means[self.rows].T
-            linear[:-1, : self.n_rows] += means
-            linear[-1, : self.n_rows] -= 0.5 * (means**2).sum(axis=0)
+            v = 1.0 if row_variances is None else row_variances[self.rows]
+            linear[:-1, : self.n_rows] += means / v
+            linear[-1, : self.n_rows] -= 0.5 * (means**2).sum(axis=0) / v
         return linear
+
+    def invert_variances(self, row_variances: Floats | None) -> Floats:
+        """Return the precisions 1 / v_n of the priors N(m_n, v_n I), (n_lanes,)."""
+        precisions = np.ones(len(self.weights))
+        if row_variances is not None:
+            precisions[: self.n_rows] /= row_variances[self.rows]
+        return precisions
 
 
 def centred_e_step(
@@ -84,6 +99,7 @@ def centred_e_step(
     row_weights: Floats | None = None,
     row_means: Floats | None = None,
     nodes_per_axis: int | None = None,
+    row_variances: Floats | None = None,
 ) -> NewtonStatistics:
     """E-step on nodes centred at each row's posterior.
 
@@ -101,9 +117,13 @@ def centred_e_step(
         Mean of the prior of each row, (n_samples, q); None if all are 0.
     nodes_per_axis
         Number of nodes per axis, by default the smallest of `CENTRED_NODES_PER_AXIS`.
+    row_variances
+        Variance of the prior of each row along each axis, (n_samples,), with `row_means`; None if
+        all are 1.
     """
     n_features, q = weights.shape
     codes = np.empty((0, 0) if row_means is None else row_means.shape)
+    variances = np.empty((0, 0) if row_variances is None else codes.shape)
     own_weights = np.ones(len(X)) if row_weights is None else row_weights
     z, log_v = gauss_hermite(nodes_per_axis or CENTRED_NODES_PER_AXIS[q][0], q)
     log_v = log_v + 0.5 * (z**2).sum(axis=1)
@@ -120,16 +140,17 @@ def centred_e_step(
     # converging.
     center, root = np.empty((q, n_lanes)), np.zeros((q, q, n_lanes))
     for batch in iter_row_batches(X, observed, own_weights, n_lanes):
-        linear = batch.sum_linear(weights, offsets, row_means)
+        linear = batch.sum_linear(weights, offsets, row_means, row_variances)
+        precisions = batch.invert_variances(row_variances)
         newton = (_MAX_STEPS, _MIN_GAIN, _MAX_DISTANCE, center, root)
-        fill_laplace(batch.mask, weights, offsets, linear, *newton)
+        fill_laplace(batch.mask, weights, offsets, linear, precisions, *newton)
         np.einsum("dal,na->dnl", root, z, out=x[:q])
         x[:q] += center[:, None]
         flat = x.reshape(q + 1, -1)
         fill_node_curves(batch.mask, weights, offsets, flat[:q], sigma, log_mass.reshape(-1))
-        log_mass += (linear[:, None] * x).sum(axis=0) - 0.5 * (x[:q] ** 2).sum(axis=0)
+        log_mass += (linear[:, None] * x).sum(axis=0) - 0.5 * precisions * (x[:q] ** 2).sum(axis=0)
         diagonal = np.diagonal(root)
-        log_mass += log_v[:, None] + np.log(diagonal).sum(axis=1)
+        log_mass += log_v[:, None] + np.log(diagonal).sum(axis=1) + 0.5 * q * np.log(precisions)
         largest = log_mass.max(axis=0)
         share = np.exp(log_mass - largest)
         totals = share.sum(axis=0)
@@ -138,6 +159,9 @@ def centred_e_step(
         if row_means is not None:
             mean = (share * x[:q]).sum(axis=1) / totals
             codes[batch.rows] = mean[:, : batch.n_rows].T
+            if row_variances is not None:
+                squares = (share * (x[:q] - mean[:, None]) ** 2).sum(axis=1) / totals
+                variances[batch.rows] = squares[:, : batch.n_rows].T
         share *= batch.weights / totals
         weigh_node_curves(share.reshape(-1), sigma, slopes)
         gradient += batch.ones @ (share * x).sum(axis=1).T
@@ -147,7 +171,7 @@ def centred_e_step(
         total = products @ share.reshape(-1)
         moments[j, k] += total
     moments[k, j] = moments[j, k]
-    return NewtonStatistics(gradient, curvature, moments, log_likelihood, 0, codes)
+    return NewtonStatistics(gradient, curvature, moments, log_likelihood, 0, codes, variances)
 
 
 def iter_row_batches(
@@ -171,6 +195,7 @@ def fill_laplace(
     weights: Floats,
     offsets: Floats,
     linear: Floats,
+    precisions: Floats,
     max_steps: int,
     min_gain: float,
     max_distance: float,
@@ -179,7 +204,8 @@ def fill_laplace(
 ) -> None:
     """Compute the mean, (q, n_lanes), and a root of the covariance, (q, q, n_lanes).
 
-    `linear` is Σ_i t_i (w_i, b_i), (q + 1, n_lanes). Newton's method stops where a step gains less
+    `linear` is Σ_i t_i (w_i, b_i), (q + 1, n_lanes), and `precisions` are those of the priors along
+    each axis, (n_lanes,). Newton's method stops where a step gains less
     than `min_gain` nats. The mean is one step beyond, if that is shorter than `max_distance`.
     """
     wide_vectors()
@@ -195,7 +221,17 @@ def fill_laplace(
             for lane in range(n_lanes):
                 trial[d, lane] = mode[d, lane] + step[d, lane]
         _fill_derivatives(
-            mask, weights, offsets, trial, slope, precision, reached, product, eta, excess
+            mask,
+            weights,
+            offsets,
+            trial,
+            precisions,
+            slope,
+            precision,
+            reached,
+            product,
+            eta,
+            excess,
         )
         is_active = False
         for lane in range(n_lanes):
@@ -203,12 +239,14 @@ def fill_laplace(
                 continue
             total = reached[lane] + linear[q, lane]
             for d in range(q):
-                total += trial[d, lane] * (linear[d, lane] - 0.5 * trial[d, lane])
+                prior = precisions[lane] * trial[d, lane]
+                total += trial[d, lane] * (linear[d, lane] - 0.5 * prior)
             if total >= value[lane]:
                 value[lane] = total
                 for d in range(q):
                     mode[d, lane] = trial[d, lane]
-                    newton[d] = slope[d, lane] + linear[d, lane] - trial[d, lane]
+                    prior = precisions[lane] * trial[d, lane]
+                    newton[d] = slope[d, lane] + linear[d, lane] - prior
                 gain[lane] = _solve_lane(precision, lane, lower, newton)
                 for d in range(q):
                     step[d, lane] = newton[d]
@@ -231,6 +269,7 @@ def _fill_derivatives(
     weights: Floats,
     offsets: Floats,
     x: Floats,
+    precisions: Floats,
     slope: Floats,
     precision: Floats,
     reached: Floats,
@@ -238,14 +277,15 @@ def _fill_derivatives(
     eta: Floats,
     excess: Floats,
 ) -> None:
-    """Compute −Σ_i log(1 + exp(η_i)), its gradient, and I minus its Hessian."""
+    """Compute −Σ_i log(1 + exp(η_i)), its gradient, and the prior's minus its Hessian."""
     q = len(x)
     fill(reached, 0.0)
     fill(product, 1.0)
     for d in range(q):
         fill(slope[d], 0.0)
         for a in range(d + 1):
-            fill(precision[d, a], 1.0 if a == d else 0.0)
+            fill(precision[d, a], 0.0)
+        copy(precisions, precision[d, d])
     for i in range(len(weights)):
         fill(eta, offsets[i])
         for d in range(q):

@@ -241,7 +241,8 @@ def find_posterior_modes(
     mean, root = np.empty((q, _MODE_LANES)), np.zeros((q, q, _MODE_LANES))
     for batch in iter_row_batches(X, observed, weight, _MODE_LANES):
         linear = batch.sum_linear(*items, row_means)
-        fill_laplace(batch.mask, *items, linear, _MAX_STEPS, _MIN_GAIN, 0.0, mean, root)
+        precisions = batch.invert_variances(None)
+        fill_laplace(batch.mask, *items, linear, precisions, _MAX_STEPS, _MIN_GAIN, 0.0, mean, root)
         own = root[:, :, : batch.n_rows]
         gaussians.mean[batch.rows] = mean[:, : batch.n_rows].T
         gaussians.covariance[batch.rows] = np.einsum("acn,bcn->nab", own, own)

@@ -34,6 +34,8 @@ class NewtonStatistics(NamedTuple):
         Log-likelihood in nats, and number of rounds that the E-step used.
     codes
         ⟨x⟩ of each row, (n_samples, q), if rows have prior means of their own; else empty.
+    variances
+        Variances of x in each row, (n_samples, q), if rows also have prior variances; else empty.
     """
 
     gradient: Floats
@@ -42,6 +44,7 @@ class NewtonStatistics(NamedTuple):
     log_likelihood: float
     rounds: int
     codes: Floats = _NO_CODES
+    variances: Floats = _NO_CODES
 
 
 def unpack_triangles(triangles: Floats, size: int) -> Floats:

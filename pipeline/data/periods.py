@@ -1,0 +1,210 @@
+"""Members and times of rows, where a row holds the answers of one member in one period."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.data.blocks import (
+    AnnotatedChunk,
+    PackedChunk,
+    RowSource,
+    annotate_chunk,
+    start_reading,
+)
+from pipeline.data.weights import ColumnPart
+from pipeline.errors import FitError
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+MEMBER, TIME = "(member)", "(time)"
+"""Names of the columns of blocks with the index of each row's member, and its time."""
+
+
+@dataclass(frozen=True)
+class Periods:
+    """The members of a fit, and the per-row columns that tell which row is whose, and when.
+
+    Attributes
+    ----------
+    row_id, time
+        Names of the columns.
+    members
+        The texts of `row_id`, in the order of the first rows of members.
+    """
+
+    row_id: str
+    time: str
+    members: tuple[str, ...]
+
+    @classmethod
+    def read(cls, manifest: Mapping[str, Any]) -> Periods | None:
+        """Read the members of a fit from its manifest; None if it has none."""
+        if (record := manifest.get("periods")) is None:
+            return None
+        return cls(record["row_id"], record["time"], tuple(record["members"]))
+
+
+@dataclass(frozen=True)
+class RowPeriods:
+    """Members and times of all rows of a fit; `measure_periods` creates it.
+
+    Attributes
+    ----------
+    columns
+        Their columns, and the members.
+    member, time
+        Index of the member, and time, of each row, sorted by both, (n_rows,).
+    """
+
+    columns: Periods
+    member: Indices
+    time: Array
+
+
+def measure_periods(
+    row_id: str,
+    time: str,
+    ids: Iterable[ColumnPart],
+    times: Iterable[ColumnPart],
+    texts: Iterable[str] | None,
+) -> RowPeriods:
+    """Check the members and times of all rows, and sort them.
+
+    Parameters
+    ----------
+    row_id, time
+        Names of their columns.
+    ids, times
+        The columns, part by part.
+    texts
+        The texts of the codes of `row_id`; None if it holds whole numbers.
+
+    Raises
+    ------
+    FitError
+        If a row has no member or time, or if two rows are of the same member and time.
+    """
+    all_ids, all_times, all_rows = [], [], []
+    for (rows, own_ids), (_, own_times) in zip(ids, times, strict=True):
+        is_text = texts is not None
+        is_missing = own_ids < 0 if is_text else own_ids != np.rint(own_ids)
+        problem = "is empty" if is_text else "is no whole number"
+        _refuse("row_id", row_id, rows, is_missing, problem)
+        _refuse("time", time, rows, ~np.isfinite(own_times), "is missing or no number")
+        all_rows.append(rows)
+        all_ids.append(own_ids)
+        all_times.append(own_times.astype(np.float64))
+    rows, values, when = map(np.concatenate, (all_rows, all_ids, all_times))
+    found, first, member = np.unique(values, return_index=True, return_inverse=True)
+    rank = np.argsort(np.argsort(first))
+    names = _name_members(found[np.argsort(first)], texts)
+    member = rank[member]
+    order = np.lexsort((rows, when, member))
+    rows, member, when = rows[order], member[order], when[order]
+    is_same = (np.diff(member) == 0) & (np.diff(when) == 0)
+    if is_same.any():
+        k = int(np.argmax(is_same))
+        raise FitError(
+            f"{{row_id}}: rows {rows[k] + 1} and {rows[k + 1] + 1} are both of "
+            f"{names[member[k]]!r} at {time} {when[k]:g}. Join them to one row, or leave one out."
+        )
+    return RowPeriods(Periods(row_id, time, names), member, when)
+
+
+def _name_members(ids: NDArray[Any], texts: Iterable[str] | None) -> tuple[str, ...]:
+    if texts is None:
+        return tuple(f"{number:.0f}" for number in ids.tolist())
+    names = [*texts]
+    return tuple(names[code] for code in ids.tolist())
+
+
+def _refuse(
+    parameter: str, column: str, rows: Indices, is_wrong: NDArray[np.bool_], problem: str
+) -> None:
+    if is_wrong.any():
+        row = int(rows[np.argmax(is_wrong)]) + 1
+        raise FitError(
+            f"{{{parameter}}}: row {row}: {column} {problem}. Leave out the row, or choose another "
+            "column."
+        )
+
+
+def add_periods(
+    rows: RowSource, periods: Periods | None, levels: Mapping[str, Iterable[str]]
+) -> RowSource:
+    """Return rows with the columns `MEMBER` and `TIME`, if there are periods.
+
+    The reader of the rows must read the columns of the periods. `levels` are the texts of the
+    columns of the dataset.
+    """
+    if periods is None:
+        return rows
+    return replace(rows, read=_PeriodReader(rows.read, periods, _find_members(periods, levels)))
+
+
+def add_periods_to_chunk(
+    chunk: PackedChunk, periods: Periods, levels: Mapping[str, Iterable[str]]
+) -> AnnotatedChunk:
+    """Return a chunk with the columns `MEMBER` and `TIME`; parameters as for `add_periods`."""
+    return _add_columns(chunk, periods, _find_members(periods, levels))
+
+
+def _find_members(
+    periods: Periods, levels: Mapping[str, Iterable[str]]
+) -> Callable[[NDArray[Any]], Indices]:
+    """Return a function that finds the members of stored values, −1 if the fit lacks them."""
+    places = {name: place for place, name in enumerate(periods.members)}
+    if periods.row_id in levels:
+        codes = np.array([*(places.get(text, -1) for text in levels[periods.row_id]), -1], np.int64)
+        return _TextMembers(codes)
+    return _NumberMembers(places)
+
+
+@dataclass(frozen=True)
+class _TextMembers:
+    codes: Indices
+
+    def __call__(self, values: NDArray[Any]) -> Indices:
+        return np.asarray(self.codes[values], np.int64)
+
+
+@dataclass(frozen=True)
+class _NumberMembers:
+    places: Mapping[str, int]
+
+    def __call__(self, values: NDArray[Any]) -> Indices:
+        found, inverse = np.unique(values, return_inverse=True)
+        own = [self.places.get(f"{number:.0f}", -1) for number in found.tolist()]
+        return np.array(own, np.int64)[inverse]
+
+
+def _add_columns(
+    chunk: PackedChunk, periods: Periods, find_members: Callable[[NDArray[Any]], Indices]
+) -> AnnotatedChunk:
+    added = {
+        MEMBER: find_members(chunk.columns[periods.row_id]),
+        TIME: chunk.columns[periods.time].astype(np.float64),
+    }
+    return replace(annotate_chunk(chunk), columns={**chunk.columns, **added})
+
+
+@dataclass(frozen=True)
+class _PeriodReader:
+    """Reads chunks with the members and times of their rows, in any process."""
+
+    read: Callable[[int], PackedChunk]
+    periods: Periods
+    find_members: Callable[[NDArray[Any]], Indices]
+
+    def __call__(self, key: int) -> AnnotatedChunk:
+        return _add_columns(self.read(key), self.periods, self.find_members)
+
+    def read_ahead(self, keys: Iterable[int]) -> None:
+        """Start to read the chunks that are needed next."""
+        start_reading(self.read, keys)

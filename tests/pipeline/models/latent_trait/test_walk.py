@@ -1,0 +1,187 @@
+"""Positions over time, against a Gibbs sampler and brute-force integrals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import latentbits as lb
+from pipeline.errors import FitError
+from tests.reference.make_random_walk import draw_votes
+
+REFERENCE = Path(__file__).parents[3] / "reference/random_walk.csv"
+COLUMNS = {"row_id": "member", "time": "term"}
+
+
+def fit(votes: np.ndarray, member: Any, term: Any, **settings: Any) -> tuple[lb.Fitted, Any]:
+    data = lb.from_numpy(votes, keep={"member": np.asarray(member), "term": np.asarray(term)})
+    fitted = lb.fit(
+        data, "latent-trait", dynamics="walk", executor="serial", **{**COLUMNS, **settings}
+    )
+    return fitted, data
+
+
+@pytest.fixture(scope="module")
+def court() -> tuple[lb.Fitted, Any]:
+    members, terms, votes, _ = draw_votes()
+    return fit(votes, members, terms, innovation=0.1)
+
+
+def test_positions_equal_those_of_the_sampler(court: tuple[lb.Fitted, Any]) -> None:
+    fitted, data = court
+    table = np.loadtxt(REFERENCE, delimiter=",", skiprows=1)
+    terms = table[:, 1]
+    codes = lb.transform(fitted, data)
+    position = codes["mean"][:, 0]
+    sign = np.sign(position @ table[:, 2])
+    for term in np.unique(terms):
+        own = terms == term
+        assert np.corrcoef(sign * position[own], table[own, 2])[0, 1] > 0.97
+    ratio = np.sqrt(codes["variance"][:, 0]) / table[:, 3]
+    assert 0.7 < np.median(ratio) < 1.2  # errors are given the items
+    np.testing.assert_allclose(position, fitted.params.position, atol=0.02)
+
+
+def test_the_objective_is_nearly_the_log_likelihood() -> None:
+    """Against the integral over the positions of one member in two terms, on a grid."""
+    rng = np.random.default_rng(2)
+    member, term = np.repeat(np.arange(30), 2), np.tile([0, 3], 30)
+    x = rng.normal(size=30)[member] + np.where(term == 3, rng.normal(0, 0.7, 60), 0.0)
+    votes = (rng.random((60, 10)) < 1 / (1 + np.exp(-1.5 * x[:, None]))) * 1.0
+    votes[term == 0, 5:], votes[term == 3, :5] = np.nan, np.nan
+    fitted, _ = fit(votes, member, term, tol=1e-6)
+    params = fitted.params
+    grid = np.linspace(-9, 9, 361)
+    P = 1 / (1 + np.exp(-(grid[:, None] * params.weights[:, 0] + params.offsets)))
+    log_P = np.log(np.where(np.nan_to_num(votes)[:, None] == 1, P, 1 - P))
+    L = np.exp((log_P * ~np.isnan(votes)[:, None]).sum(axis=2))
+    variance = 3 * float(params.innovation_variance)
+    step = np.exp(-0.5 * (grid[:, None] - grid) ** 2 / variance) / np.sqrt(2 * np.pi * variance)
+    first, width = np.exp(-0.5 * grid**2) / np.sqrt(2 * np.pi), grid[1] - grid[0]
+    nats = np.log(np.einsum("mi,i,ij,mj->m", L[::2], first, step, L[1::2]) * width**2).sum()
+    assert 60 * fitted.objective - float(params.log_prior) == pytest.approx(nats, abs=0.2)
+
+
+def simulate(n_members: int, n_periods: int, n_items: int) -> tuple[Any, ...]:
+    """Draw votes of members that come and go; some lack a period."""
+    rng = np.random.default_rng(5)
+    w, b = rng.normal(0, 1.5, (n_periods, n_items)), rng.normal(0, 1, (n_periods, n_items))
+    rows, members, times, truth = [], [], [], []
+    for member in range(n_members):
+        start, x = int(rng.integers(0, n_periods - 3)) * (member % 2), rng.normal()
+        for k in range(start, min(n_periods, start + 6)):
+            if k > start:
+                x += np.sqrt(0.2) * rng.normal()
+            if (member + k) % 7 == 0 and k > start:
+                continue
+            row = np.full((n_periods, n_items), np.nan)
+            row[k] = rng.random(n_items) < 1 / (1 + np.exp(-(w[k] * x + b[k])))
+            rows.append(row.ravel())
+            members.append(f"m{member}")
+            times.append(k)
+            truth.append(x)
+    return np.array(rows), members, times, np.array(truth)
+
+
+def test_simulated_positions_are_covered() -> None:
+    votes, members, times, truth = simulate(150, 8, 20)
+    fitted, data = fit(votes, members, times)
+    codes = lb.transform(fitted, data)
+    position, error = codes["mean"][:, 0], np.sqrt(codes["variance"][:, 0])
+    slope, shift = np.polyfit(position, truth, 1)
+    moved = slope * position + shift
+    assert np.corrcoef(position, truth)[0, 1] ** 2 > 0.9**2
+    assert np.mean(np.abs(moved - truth) < 1.96 * abs(slope) * error) > 0.9
+    assert slope**2 * fitted.params.innovation_variance == pytest.approx(0.2, rel=0.3)
+
+
+def test_rows_in_any_order_have_the_same_positions() -> None:
+    votes, members, times, _ = simulate(30, 5, 12)
+    votes = votes[:, np.nanstd(votes, axis=0) > 0]
+    order = np.random.default_rng(0).permutation(len(votes))
+    fitted, data = fit(votes, members, times)
+    names, when = np.array(members)[order], np.array(times)[order]
+    shuffled, own = fit(votes[order], names, when)
+    expected = lb.transform(fitted, data)["mean"][order]
+    found = lb.transform(shuffled, own)["mean"]
+    sign = np.sign((expected * found).sum())
+    np.testing.assert_allclose(sign * found, expected, atol=0.02)
+    changed = lb.from_numpy(votes, keep={"member": np.array(members), "term": np.array(times) + 9})
+    with pytest.raises(FitError, match=r"row 1: the fit has no position of this member at time"):
+        lb.transform(fitted, changed)
+
+
+def test_untidy_members_have_positions() -> None:
+    """One vote, unanimous votes, no vote, a gap, and periods that nobody links."""
+    votes, members, times, _ = simulate(30, 4, 15)
+    votes = votes[:, np.nanstd(votes, axis=0) > 0]
+    n = len(votes)
+    extra = np.full((4, votes.shape[1]), np.nan)
+    extra[0, 0] = 1
+    extra[1, :10] = 1
+    votes = np.vstack([votes, extra])
+    members, times = [*members, "None", "NA", "empty", "m0"], [*times, 0, 0, 0, 50]
+    fitted, data = fit(votes, members, times)
+    codes = lb.transform(fitted, data)
+    variance = codes["variance"][:, 0]
+    assert np.isfinite(codes["mean"]).all()
+    assert variance[n + 2] == pytest.approx(1.0)  # the prior
+    assert variance[n + 1] < variance[n] < 1.0
+    last = max(variance[k] for k in range(n) if members[k] == "m0" and times[k] <= 5)
+    assert variance[n + 3] > 40 * float(fitted.params.innovation_variance) > last / 100
+    alone = np.where(np.array(times[:n]) < 2, "a", "b").astype(object) + np.array(members[:n])
+    unlinked, _ = fit(votes[:n], alone.astype(str), times[:n])
+    assert any("fewer than 3 members link these times" in text for text in unlinked.warnings)
+
+
+def test_items_may_be_constant_or_reversed() -> None:
+    votes, members, times, _ = simulate(30, 4, 15)
+    votes = np.column_stack([votes, np.where(np.array(times) == 1, 1.0, np.nan)])
+    with pytest.raises(FitError, match="These features are constant"):
+        fit(votes, members, times)
+    fitted, _ = fit(votes, members, times, constant_features="keep")
+    assert fitted.params.weights[-1] == 0
+    reversed_fit, _ = fit(1 - votes, members, times, constant_features="keep")
+    product = fitted.params.weights[:, 0] @ reversed_fit.params.weights[:, 0]
+    agreement = fitted.params.position @ reversed_fit.params.position
+    assert product * agreement < 0
+    assert fitted.params.weights.sum() > 0
+
+
+def test_a_fit_is_saved_and_loaded(court: tuple[lb.Fitted, Any], tmp_path: Path) -> None:
+    fitted, data = court
+    fitted.save(tmp_path / "fit")
+    loaded = lb.load(tmp_path / "fit")
+    assert type(loaded.model) is type(fitted.model)
+    np.testing.assert_array_equal(
+        lb.transform(loaded, data)["mean"], lb.transform(fitted, data)["mean"]
+    )
+
+
+def test_unsupported_combinations_are_refused() -> None:
+    members, terms, votes, _ = draw_votes()
+    refusals: dict[str, dict[str, Any]] = {
+        "has one trait": {"components": 2},
+        "cannot be combined with rotation": {"rotation": "varimax"},
+        "no parameters by group": {"group": "term"},
+        "cannot use covariates": {"covariates": ["term"]},
+        "cannot use weights": {"weight": "term"},
+        "needs row_id": {"row_id": None},
+        "needs the member and the time": {"row_id": None, "time": None},
+        "time: member is the column of row ids": {"time": "member"},
+    }
+    for text, settings in refusals.items():
+        with pytest.raises(FitError, match=text):
+            fit(votes, members, terms, **settings)
+    data = lb.from_numpy(votes, keep={"member": members, "term": terms})
+    with pytest.raises(FitError, match="no positions over time"):
+        lb.fit(data, "clipped-pca", **COLUMNS)
+    with pytest.raises(FitError, match="rows 1 and 2 are both of '0' at term 0"):
+        fit(votes, members, np.where(np.arange(len(terms)) == 1, 0, terms))
+    with pytest.raises(FitError, match="row 3: term is missing"):
+        fit(votes, members, np.where(np.arange(len(terms)) == 2, np.nan, terms))
+    with pytest.raises(FitError, match="needs dynamics"):
+        lb.fit(data, "latent-trait", innovation=0.1)
