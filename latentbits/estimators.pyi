@@ -73,7 +73,7 @@ class Autoencoder(ModelEstimator):
     max_iter: int
     tol: float
     binarize: float | Literal["mean"] | None
-    reverse: list | None
+    reverse: list[str] | None
     random_state: Any
     n_jobs: int | None
     weights_: NDArray[np.float64]
@@ -99,7 +99,7 @@ class Autoencoder(ModelEstimator):
         max_iter: int = 100,
         tol: float = 1e-05,
         binarize: float | Literal["mean"] | None = None,
-        reverse: list | None = None,
+        reverse: list[str] | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None: ...
@@ -147,7 +147,7 @@ class BLICA(ModelEstimator):
     bootstrap: int
     n_segments: int | None
     binarize: float | Literal["mean"] | None
-    reverse: list | None
+    reverse: list[str] | None
     random_state: Any
     n_jobs: int | None
     mixing_: NDArray[np.float64]
@@ -185,7 +185,7 @@ class BLICA(ModelEstimator):
         bootstrap: int = 0,
         n_segments: int | None = None,
         binarize: float | Literal["mean"] | None = None,
-        reverse: list | None = None,
+        reverse: list[str] | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None: ...
@@ -242,7 +242,7 @@ class BernoulliMixture(WeightedModelEstimator):
     max_iter: int
     tol: float
     binarize: float | Literal["mean"] | None
-    reverse: list | None
+    reverse: list[str] | None
     random_state: Any
     n_jobs: int | None
     probabilities_: NDArray[np.float64]
@@ -282,7 +282,7 @@ class BernoulliMixture(WeightedModelEstimator):
         max_iter: int = 500,
         tol: float = 1e-06,
         binarize: float | Literal["mean"] | None = None,
-        reverse: list | None = None,
+        reverse: list[str] | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None: ...
@@ -330,7 +330,7 @@ class BinaryICALikelihood(ModelEstimator):
     tol: float
     n_segments: int | None
     binarize: float | Literal["mean"] | None
-    reverse: list | None
+    reverse: list[str] | None
     random_state: Any
     n_jobs: int | None
     mixing_: NDArray[np.float64]
@@ -361,7 +361,7 @@ class BinaryICALikelihood(ModelEstimator):
         tol: float = 0.01,
         n_segments: int | None = None,
         binarize: float | Literal["mean"] | None = None,
-        reverse: list | None = None,
+        reverse: list[str] | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None: ...
@@ -417,7 +417,7 @@ class Bottleneck(ModelEstimator):
     max_iter: int
     tol: float
     binarize: float | Literal["mean"] | None
-    reverse: list | None
+    reverse: list[str] | None
     random_state: Any
     n_jobs: int | None
     weights_: NDArray[np.float64]
@@ -443,7 +443,7 @@ class Bottleneck(ModelEstimator):
         max_iter: int = 100,
         tol: float = 1e-05,
         binarize: float | Literal["mean"] | None = None,
-        reverse: list | None = None,
+        reverse: list[str] | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None: ...
@@ -504,7 +504,7 @@ class ClippedPCA(WeightedModelEstimator):
     errors: Literal["model", "none"]
     null_draws: int
     binarize: float | Literal["mean"] | None
-    reverse: list | None
+    reverse: list[str] | None
     random_state: Any
     n_jobs: int | None
     loadings_: NDArray[np.float64]
@@ -536,7 +536,7 @@ class ClippedPCA(WeightedModelEstimator):
         errors: Literal["model", "none"] = "model",
         null_draws: int = 20,
         binarize: float | Literal["mean"] | None = None,
-        reverse: list | None = None,
+        reverse: list[str] | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None: ...
@@ -563,7 +563,7 @@ class FastICA(ModelEstimator):
 
     n_components: int | None
     binarize: float | Literal["mean"] | None
-    reverse: list | None
+    reverse: list[str] | None
     random_state: Any
     n_jobs: int | None
     mixing_: NDArray[np.float64]
@@ -575,7 +575,7 @@ class FastICA(ModelEstimator):
         n_components: int | None = None,
         *,
         binarize: float | Literal["mean"] | None = None,
-        reverse: list | None = None,
+        reverse: list[str] | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None: ...
@@ -628,7 +628,7 @@ class HiddenTree(WeightedModelEstimator):
     max_iter: int
     tol: float
     binarize: float | Literal["mean"] | None
-    reverse: list | None
+    reverse: list[str] | None
     random_state: Any
     n_jobs: int | None
     weights_: NDArray[np.float64]
@@ -648,7 +648,7 @@ class HiddenTree(WeightedModelEstimator):
         max_iter: int = 200,
         tol: float = 0.0001,
         binarize: float | Literal["mean"] | None = None,
-        reverse: list | None = None,
+        reverse: list[str] | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None: ...
@@ -684,7 +684,7 @@ class KernelPCA(ModelEstimator):
     width: float | None
     landmarks: int | None
     binarize: float | Literal["mean"] | None
-    reverse: list | None
+    reverse: list[str] | None
     random_state: Any
     n_jobs: int | None
     landmarks_: NDArray[np.uint8]
@@ -700,7 +700,7 @@ class KernelPCA(ModelEstimator):
         width: float | None = None,
         landmarks: int | None = None,
         binarize: float | Literal["mean"] | None = None,
-        reverse: list | None = None,
+        reverse: list[str] | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None: ...
@@ -742,7 +742,7 @@ class LaplacianEigenmap(ModelEstimator):
     width: float | None
     landmarks: int | None
     binarize: float | Literal["mean"] | None
-    reverse: list | None
+    reverse: list[str] | None
     random_state: Any
     n_jobs: int | None
     rows_: NDArray[np.uint8]
@@ -759,7 +759,7 @@ class LaplacianEigenmap(ModelEstimator):
         width: float | None = None,
         landmarks: int | None = None,
         binarize: float | Literal["mean"] | None = None,
-        reverse: list | None = None,
+        reverse: list[str] | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None: ...
@@ -894,7 +894,7 @@ class LatentTrait(WeightedModelEstimator):
     max_iter: int
     tol: float
     binarize: float | Literal["mean"] | None
-    reverse: list | None
+    reverse: list[str] | None
     random_state: Any
     n_jobs: int | None
     weights_: NDArray[np.float64]
@@ -982,7 +982,7 @@ class LatentTrait(WeightedModelEstimator):
         max_iter: int = 500,
         tol: float = 1e-07,
         binarize: float | Literal["mean"] | None = None,
-        reverse: list | None = None,
+        reverse: list[str] | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None: ...
@@ -1035,7 +1035,7 @@ class LinearIVAE(ModelEstimator):
     tol: float
     n_segments: int | None
     binarize: float | Literal["mean"] | None
-    reverse: list | None
+    reverse: list[str] | None
     random_state: Any
     n_jobs: int | None
     mixing_: NDArray[np.float64]
@@ -1063,7 +1063,7 @@ class LinearIVAE(ModelEstimator):
         tol: float = 1e-05,
         n_segments: int | None = None,
         binarize: float | Literal["mean"] | None = None,
-        reverse: list | None = None,
+        reverse: list[str] | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None: ...
@@ -1154,7 +1154,7 @@ class NoisyOr(ModelEstimator):
     max_iter: int
     tol: float
     binarize: float | Literal["mean"] | None
-    reverse: list | None
+    reverse: list[str] | None
     random_state: Any
     n_jobs: int | None
     weights_: tuple[NDArray[np.float64], ...]
@@ -1183,7 +1183,7 @@ class NoisyOr(ModelEstimator):
         max_iter: int = 200,
         tol: float = 1e-05,
         binarize: float | Literal["mean"] | None = None,
-        reverse: list | None = None,
+        reverse: list[str] | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None: ...
@@ -1263,7 +1263,7 @@ class RestrictedBoltzmannMachine(ModelEstimator):
     tol: float
     starts: int | None
     binarize: float | Literal["mean"] | None
-    reverse: list | None
+    reverse: list[str] | None
     random_state: Any
     n_jobs: int | None
     weights_: NDArray[np.float64]
@@ -1293,7 +1293,7 @@ class RestrictedBoltzmannMachine(ModelEstimator):
         tol: float = 1e-05,
         starts: int | None = None,
         binarize: float | Literal["mean"] | None = None,
-        reverse: list | None = None,
+        reverse: list[str] | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None: ...
@@ -1362,7 +1362,7 @@ class Stack(ModelEstimator):
     max_iter: int
     tol: float
     binarize: float | Literal["mean"] | None
-    reverse: list | None
+    reverse: list[str] | None
     random_state: Any
     n_jobs: int | None
     weights_: tuple[NDArray[np.float64], ...]
@@ -1386,7 +1386,7 @@ class Stack(ModelEstimator):
         max_iter: int = 100,
         tol: float = 1e-05,
         binarize: float | Literal["mean"] | None = None,
-        reverse: list | None = None,
+        reverse: list[str] | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None: ...
@@ -1431,7 +1431,7 @@ class TreeMixture(WeightedModelEstimator):
     max_iter: int
     tol: float
     binarize: float | Literal["mean"] | None
-    reverse: list | None
+    reverse: list[str] | None
     random_state: Any
     n_jobs: int | None
     weights_: NDArray[np.float64]
@@ -1449,7 +1449,7 @@ class TreeMixture(WeightedModelEstimator):
         max_iter: int = 200,
         tol: float = 0.0001,
         binarize: float | Literal["mean"] | None = None,
-        reverse: list | None = None,
+        reverse: list[str] | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None: ...
