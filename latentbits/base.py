@@ -93,6 +93,14 @@ def _has_capability(*capabilities: type) -> Callable[[Any], bool]:
     return lambda estimator: issubclass(estimator.model_class, capabilities)
 
 
+_SCORED = (HasLogLikelihood, HasLowerBound, CanReconstruct)
+
+
+def _can_score(estimator: Any) -> bool:
+    """Return whether the model gives rows a likelihood, or predicts y."""
+    return hasattr(estimator.model_class, "predict") or _has_capability(*_SCORED)(estimator)
+
+
 def _can_add_rows(estimator: Any) -> bool:
     """Return whether the model's only statistics are counts, and the segments do not change."""
     has_counts = issubclass(estimator.model_class().statistics, PairCounts)
@@ -291,11 +299,14 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         values = codes["mean"] if scores == "eap" else codes["score"].reshape(len(codes["row"]), -1)
         return _cast_like(X, values)
 
-    @available_if(_has_capability(HasLogLikelihood, HasLowerBound))
+    @available_if(_has_capability(*_SCORED))
     def score_samples(
         self, X: Any, y: ArrayLike | None = None, segments: ArrayLike | None = None
     ) -> NDArray[Any]:
         """Compute the log-likelihood of each row in nats, or an estimate or lower bound of it.
+
+        Models without a likelihood of rows predict each value from the code of other features,
+        every fifth feature at a time; this is the log-likelihood of these predictions.
 
         Parameters
         ----------
@@ -311,10 +322,20 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         executor = make_executor(self.n_jobs)
         return api.compute_row_likelihoods(self.fitted_, dataset, self.seed_, executor)
 
-    @available_if(_has_capability(HasLogLikelihood, HasLowerBound))
+    @available_if(_can_score)
     def score(self, X: Any, y: ArrayLike | None = None, segments: ArrayLike | None = None) -> float:
-        """Compute the mean of `score_samples`."""
-        return float(self.score_samples(X, y, segments).mean())
+        """Compute the mean of `score_samples`.
+
+        For models that predict y, it is the accuracy, or R² if y are numbers.
+        """
+        if not hasattr(self.model_class, "predict"):  # a capabilities.CanPredict
+            return float(self.score_samples(X, y, segments).mean())
+        check_is_fitted(self)
+        self._check_target(y, segments)
+        dataset = self._make_dataset(self._check_X(X), y, segments)
+        found = api.evaluate(self.fitted_, dataset, executor=make_executor(self.n_jobs))
+        prediction = found["prediction"]
+        return float(prediction["accuracy" if "accuracy" in prediction else "r2"])
 
     @available_if(_has_capability(CanReconstruct))
     def inverse_transform(self, Z: Any, segments: ArrayLike | None = None) -> NDArray[Any]:

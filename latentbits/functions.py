@@ -102,6 +102,7 @@ from pipeline.inference.anchors import anchor_fit
 from pipeline.inference.orientation import orient_fit
 from pipeline.inference.query import SEGMENT_REMEDY, QueryAnswer, answer_query, make_query
 from pipeline.inference.transform import (
+    HELD_OUT,
     AddedArrays,
     Reconstruction,
     TransformTask,
@@ -112,6 +113,8 @@ from pipeline.inference.transform import (
 from pipeline.models.base import Model
 from pipeline.models.capabilities import (
     FitRecord,
+    HasLogLikelihood,
+    HasLowerBound,
     ScoreKind,
     check_can_sample,
     check_can_score,
@@ -611,6 +614,8 @@ def compute_row_likelihoods(
 ) -> NDArray[np.float64]:
     """Compute the log-likelihood of each row, or an estimate or lower bound of it, (n_rows,).
 
+    For models without any, it is that of each value given the code of other features.
+
     Raises
     ------
     FitError
@@ -621,13 +626,17 @@ def compute_row_likelihoods(
     with _translate_errors(dataset), show_progress() as show:
         subject, rows = _make_subject(fitted, dataset), make_row_source(dataset, None)
         measure = find_likelihood_measure(subject, rows.n_features)
-        if measure.name not in ("log_likelihood", "lower_bound"):
-            reasons = " ".join(measure.refusals)
-            name = type(fitted.model).__name__
-            raise FitError(f"This {name} fit has no log-likelihood. {reasons}")
+        name = measure.name or ""
+        if not isinstance(fitted.model, HasLogLikelihood | HasLowerBound):
+            name = HELD_OUT
+        elif name not in ("log_likelihood", "lower_bound"):
+            reasons, kind = " ".join(measure.refusals), type(fitted.model).__name__
+            raise FitError(f"This {kind} fit has no log-likelihood. {reasons}")
         task = _make_transform_task(fitted, dataset, rows, seed)
-        task = replace(task, measure=measure.name)
-        return transform_rows(task, rows, executor, show)[measure.name]
+        task = replace(
+            task, measure=name, added_arrays=AddedArrays(features=list_features(dataset))
+        )
+        return transform_rows(task, rows, executor, show)[name]
 
 
 def _make_transform_task(

@@ -269,7 +269,7 @@ def join_segments(blocks: Sequence[BinaryBlock]) -> AnnotatedChunk:
     is_continuous = first.numbers is not None
     return AnnotatedChunk(
         np.concatenate([block.words for block in blocks], axis=1),
-        np.concatenate([_make_mask(block) for block in blocks], axis=1) if is_masked else None,
+        np.concatenate([make_mask(block) for block in blocks], axis=1) if is_masked else None,
         np.array(table, np.int64),
         np.concatenate([block.rows for block in blocks]),
         {name: np.concatenate([b.column(name) for b in blocks]) for name in first.columns},
@@ -280,7 +280,7 @@ def join_segments(blocks: Sequence[BinaryBlock]) -> AnnotatedChunk:
     )
 
 
-def _make_mask(block: BinaryBlock) -> Words:
+def make_mask(block: BinaryBlock) -> Words:
     """Return the mask, with all values observed if the block has none; padding is 0."""
     if block.observed_words is not None:
         return block.observed_words

@@ -9,7 +9,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import BinaryBlock, PackedChunk, RowNumbers, RowSource
+from pipeline.arrays import Array
+from pipeline.data.blocks import BinaryBlock, PackedChunk, RowNumbers, RowSource, make_mask
 from pipeline.data.features import Feature, find_continuous, sum_planes
 from pipeline.data.level_probabilities import (
     count_levels,
@@ -51,6 +52,10 @@ several; whether P(x = 1 | codes) exceeds ½; the most likely level; or the expe
 continuous feature, value. In imputed rows, it is the same given all observed values of the row, and
 observed values are certain."""
 
+HELD_OUT = "held_out_log_likelihood"
+"""Name of what `compute_held_out_likelihoods` computes."""
+_N_FEATURE_FOLDS = 5
+_LEAST_P = 1e-9  # of a value, so that a single one cannot make a row impossible
 _IMPUTED = "imputed_"  # starts the names of arrays of completed rows
 LARGEST_SCORE = 1e100
 """Nats of a row; sums of squares of larger ones may overflow."""
@@ -100,7 +105,8 @@ class TransformTask:
     segments: NDArray[np.int64]  # the model's index of each segment of the data, (n_segments,)
     dtype: str  # type in which floats are stored
     added_arrays: AddedArrays = CODES_ONLY
-    # Likelihood to compute instead of codes, such as `log_likelihood`; also the name of its array.
+    # Likelihood to compute instead of codes, such as `log_likelihood`, or `HELD_OUT`; also the name
+    # of its array.
     measure: str | None = None
 
     def __call__(self, row_range: RowRange) -> dict[str, NDArray[Any]]:
@@ -115,6 +121,9 @@ class TransformTask:
             check_cancelled()
             if self.measure is None:
                 coded = _code_block(self.model, params, block, self.rng, self.added_arrays)
+            elif self.measure == HELD_OUT:
+                own = (params, block, self.rng, self.added_arrays.features)
+                coded = {HELD_OUT: compute_held_out_likelihoods(self.model, *own)}
             else:
                 nats = compute_likelihoods(self.model, self.measure, params, block, self.rng).nats
                 coded = {self.measure: nats}
@@ -296,6 +305,36 @@ def compute_likelihoods(
             "Fit again with other settings."
         )
     return scores
+
+
+def compute_held_out_likelihoods(
+    model: Model,
+    params: Any,
+    block: BinaryBlock,
+    rng: RowRandom,
+    features: Sequence[Feature],
+) -> Array:
+    """Return Σ log P(value | code of the other features) of each row, nats, (n_samples,).
+
+    The features are held out by turns, every fifth at a time; a value with several levels counts by
+    P(at least the next level | at least this one).
+    """
+    owners = np.repeat(np.arange(len(features)), [feature.n_planes for feature in features])
+    is_first = np.diff(owners, prepend=-1) > 0
+    X, mask, observed = block.unpack_values(), block.unpack_mask(), make_mask(block)
+    reached = np.where(is_first, 1, np.roll(X, 1, axis=1)) * (1 if mask is None else mask)
+    nats, segments = np.zeros(block.n_samples), np.full(block.n_samples, block.segment)
+    for fold in range(min(_N_FEATURE_FOLDS, len(features))):
+        is_held_out = owners % _N_FEATURE_FOLDS == fold
+        left = np.where(is_held_out[:, None], np.uint64(0), observed)
+        others = replace(block, words=block.words & left, observed_words=left)
+        codes = model.transform(params, others, rng)["mean"]
+        P = check_can_reconstruct(model).reconstruct(params, codes, segments)
+        before = np.where(is_first, 1.0, np.roll(P, 1, axis=1))
+        p = np.clip(P / np.maximum(before, _LEAST_P), _LEAST_P, 1 - _LEAST_P)
+        logs = np.where(X == 1, np.log(p), np.log1p(-p)) * reached
+        nats += logs[:, is_held_out].sum(axis=1)
+    return nats
 
 
 def iter_portions(n_rows: int, n_features: int) -> Iterator[slice]:

@@ -471,13 +471,43 @@ def test_a_pseudo_likelihood_is_no_score(X: np.ndarray) -> None:
         made.score(X)
 
 
-def test_a_model_without_likelihood_has_no_score() -> None:
-    assert [name for name in SMALL if not hasattr(getattr(lb, name)(), "score")] == [
-        *("Autoencoder", "Bottleneck", "ClippedPCA", "FastICA", "KernelPCA"),
-        *("LaplacianEigenmap", "Stack"),
-    ]
+def test_embeddings_have_no_score() -> None:
+    without = [name for name in SMALL if not hasattr(getattr(lb, name)(), "score")]
+    assert without == ["FastICA", "KernelPCA", "LaplacianEigenmap"]
     assert not hasattr(lb.KernelPCA(), "sample")
     assert not hasattr(lb, "_private")
+
+
+def test_values_are_predicted_from_the_codes_of_other_features() -> None:
+    rng = np.random.default_rng(8)
+    X = (rng.standard_normal((60, 1)) + rng.standard_normal((60, 7)) > 0.3).astype(float)
+    X[:, 6] += rng.random(60) < 0.4  # three levels
+    X[rng.random(X.shape) < 0.1] = np.nan
+    made = lb.ClippedPCA(1, random_state=0).fit(X)
+    expected = np.zeros(60)
+    for fold in range(5):
+        held_out = np.arange(7) % 5 == fold
+        codes = made.transform(np.where(held_out, np.nan, X))
+        fitted = made.fitted_
+        P = fitted.model.reconstruct(fitted.params, codes.astype(float), None)
+        P = np.column_stack([1 - P[:, :6], P[:, :6], 1 - P[:, 6], P[:, 6] - P[:, 7], P[:, 7]])
+        for i in np.flatnonzero(held_out):
+            values = np.nan_to_num(X[:, i]).astype(int)
+            places = 12 + values if i == 6 else i + 6 * values
+            expected += np.where(np.isnan(X[:, i]), 0.0, np.log(P[np.arange(60), places]))
+    np.testing.assert_allclose(made.score_samples(X), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["Autoencoder", "Bottleneck", "ClippedPCA", "Stack"])
+@pytest.mark.filterwarnings("ignore")
+def test_numbers_of_components_are_compared_without_a_scorer(
+    X: np.ndarray, segments: np.ndarray, name: str
+) -> None:
+    made = getattr(lb, name)(**SMALL[name], random_state=0)
+    options = {"cv": 2, "error_score": "raise", "refit": False}
+    search = GridSearchCV(made, {"n_components": [1, 2]}, **options)
+    search.fit(X[:100], segments[:100])
+    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
 
 
 @pytest.mark.parametrize("random_state", [None, 3, np.random.RandomState(3)])
