@@ -145,7 +145,7 @@ def _iter_item_problems(
             one = shares.format("its").replace("share", "shares", 1)
             yield "", (one, shares.format("their")), order.tolist()
     if 0 < unbounded.sum() < len(unbounded):
-        ending = "no finite weight"
+        ending = f"no finite {words.arrays.get('weights', 'weight')}"
         yield "", (f"has {ending}", f"have {ending}"), np.flatnonzero(unbounded).tolist()
     if "s_x2_p" in artifact:  # corrected for the number of items
         p = np.asarray(artifact["s_x2_p"])

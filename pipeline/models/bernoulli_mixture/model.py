@@ -262,9 +262,9 @@ class BernoulliMixture(Mixture):
             return
         reason, n_values = "", first.weight * first.ones.shape[1]
         if self.n_compared is None:
-            reason = "there is no largest number of components. Set {max_components}"
+            reason = "there is no largest number of classes. Set {max_components}"
         elif self.n_compared == 1:
-            reason = "one component cannot be tested. Set a larger {max_components}"
+            reason = "one class cannot be tested. Set a larger {max_components}"
         elif self.structure.covariates is not None:
             reason = "rows of a fit with covariates cannot be drawn. Fit without {covariates}"
         elif first.has_sampling_weights:
@@ -565,13 +565,13 @@ class BernoulliMixture(Mixture):
         kinds = (
             (
                 is_smoothed,
-                "features whose standard deviation in a component comes from {smoothing}, or from "
+                "features whose standard deviation in a class comes from {smoothing}, or from "
                 f"its lower bound of {MIN_DEVIATION} of that in all rows, because the rows there "
                 "are (nearly) equal",
             ),
             (
                 is_unsupported,
-                "features whose standard deviation in a component rests on few rows, which may "
+                "features whose standard deviation in a class rests on few rows, which may "
                 "only be close to each other by chance",
             ),
         )
@@ -590,7 +590,7 @@ class BernoulliMixture(Mixture):
         components = components[np.argsort(fewest[components], kind="stable")]
         ratios = np.where(places, gaussians.deviations / gaussians.overall_deviations, np.inf)
         shown = "; ".join(
-            f"component {k + 1} with {fewest[k]:.1f} rows and a standard deviation of "
+            f"class {k + 1} with {fewest[k]:.1f} rows and a standard deviation of "
             f"{ratios[k].min():.2g} of that in all rows"
             for k in components[:_MAX_SHOWN].tolist()
         )
@@ -666,7 +666,7 @@ class BernoulliMixture(Mixture):
         state = replace(state, params=params)
         if not errors.is_identified:
             state = state.with_warning(
-                "the rows do not determine all parameters of the components; those have no "
+                "the rows do not determine all parameters of the classes; those have no "
                 "standard errors. Choose fewer {components}"
             )
         return state

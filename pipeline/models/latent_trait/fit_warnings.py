@@ -39,7 +39,7 @@ def warn_about_fit(
     warnings = _warn_about_zero_weights(weights, constant, diagnostics["estimator"])
     if diverging.size:
         text = (
-            "the data separate these features, so that their weights diverge and must not be "
+            "the data separate these items, so that their weights diverge and must not be "
             f"interpreted: {{features}}; {prior} keeps them finite"
         )
         warnings.append(FitWarning(text, tuple(diverging.tolist())))
@@ -53,7 +53,7 @@ def warn_about_steep_features(steep: NDArray[np.intp], prior: str) -> list[FitWa
     if not steep.size:
         return []
     text = (
-        "features too steep for any nodes: {features}. Their weights may be far off, or diverge "
+        "items too steep for any nodes: {features}. Their weights may be far off, or diverge "
         f"because the data separate them, and they have no standard errors; use {prior}"
     )
     return [FitWarning(text, tuple(steep.tolist()))]
@@ -102,7 +102,7 @@ def _warn_about_zero_weights(
         warnings.append(FitWarning(f"components without weight: {empty} of {q}; {advice}"))
     unused = np.setdiff1d(np.flatnonzero(size.max(axis=1) < _ZERO_WEIGHT), constant)
     if empty < q and unused.size:
-        warnings.append(FitWarning("features without weight: {features}", tuple(unused.tolist())))
+        warnings.append(FitWarning("items without weight: {features}", tuple(unused.tolist())))
     return warnings
 
 

@@ -829,7 +829,7 @@ class LatentTrait(Model):
     def _warn_about_weak_links(self, moved: NDArray[np.intp], loss: float) -> FitWarning:
         text = (
             "too few rows or features link parts of the data: the signs or directions of the "
-            "traits in these features, against those in the others, are hardly determined (another "
+            "traits in these items, against those in the others, are hardly determined (another "
             f"fit has {max(loss, 0.0):.1f} nats less): {{features}}. Do not compare scores across "
             "the parts, or add rows or features that link them"
         )
@@ -1917,7 +1917,7 @@ class LatentTrait(Model):
             arrays, own_warnings = leave_out_zeros(design.forms, state.params, arrays, free)
             warnings = (*warnings, *own_warnings)
         if unknown.size:
-            text = "the data do not determine these features' parameters; no standard errors: "
+            text = "the data do not determine these items' parameters; no standard errors: "
             text += "{features}"
             warnings = (*warnings, FitWarning(text, self._name_items(unknown)))
         params = replace_arrays(state.params, arrays)

@@ -172,7 +172,7 @@ class NodeGrid:
         if steep.size:
             remedy = f"{{nodes={enough}}} or " if enough > self.nodes_per_axis else ""
             text = (
-                f"features too steep for {self.nodes_per_axis} nodes per axis: {{features}}. Their "
+                f"items too steep for {self.nodes_per_axis} nodes per axis: {{features}}. Their "
                 "weights may be far off, or diverge because the data separate them; use "
                 f"{remedy}{prior}"
             )

@@ -128,8 +128,8 @@ def test_trees_are_compared_too() -> None:
 
 
 REFUSALS: dict[str, tuple[dict[str, Any], WeightKind | None, str]] = {
-    "no number": ({"blrt": 9}, None, "there is no largest number of components"),
-    "one": ({"blrt": 9, "max_components": 1}, None, "one component cannot be tested"),
+    "no number": ({"blrt": 9}, None, "there is no largest number of classes"),
+    "one": ({"blrt": 9, "max_components": 1}, None, "one class cannot be tested"),
     "too few": ({"max_components": 2, "n_components": 3}, None, "Raise max_components"),
     "rows": ({"max_components": 999}, None, "only 90 rows"),
     "survey": ({"max_components": 3}, "sampling", "BIC cannot choose"),

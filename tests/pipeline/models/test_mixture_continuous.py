@@ -202,7 +202,7 @@ def draw_two_clouds(seed: int, n_features: int) -> lb.Dataset:
 def test_components_of_few_rows_close_together_are_named() -> None:
     fitted = lb.fit(draw_two_clouds(4, 2), "bernoulli-mixture", components=4, smoothing=1e-3)
     (warning,) = (w for w in fitted.warnings if "few rows" in w)
-    assert "component 4 with 13.6 rows" in warning
+    assert "class 4 with 13.6 rows" in warning
     assert "'x0'" in warning or "'x1'" in warning
     assert "smoothing" in warning
 

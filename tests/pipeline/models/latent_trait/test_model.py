@@ -366,7 +366,7 @@ def test_divergence_is_told_whatever_the_nodes(nodes: int | None) -> None:
     observed = np.unpackbits(arrays["M"], axis=1)[:, : X.shape[1]]
     state = fitted(X, observed, n_components=1, estimator="quadrature", nodes=nodes)
     (told,) = (notice for notice in state.warnings if 4 in notice.features)
-    assert "the data separate these features" in told.text
+    assert "the data separate these items" in told.text
     assert "prior_precision=1" in told.text
 
 
