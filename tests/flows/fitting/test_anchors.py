@@ -111,6 +111,7 @@ def _start(fitted: lb.Fitted, votes: lb.Dataset) -> Any:
     return initialize_fit(fitted.model, first, 0)
 
 
+@pytest.mark.matrix
 def test_a_short_test_does_not_depend_on_the_scale(
     cli: Any, plain: lb.Fitted, anchored: lb.Fitted, tmp_path: Path
 ) -> None:
@@ -156,6 +157,7 @@ def test_anchors_at_one_position_have_no_effect(votes: lb.Dataset) -> None:
     assert any("the scale is hardly determined" in text for text in near.warnings)
 
 
+@pytest.mark.matrix
 def test_levels_groups_and_several_traits_move(votes: lb.Dataset) -> None:
     graded = make_votes(levels=2)
     own: dict[str, Any]

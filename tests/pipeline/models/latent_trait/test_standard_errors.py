@@ -220,6 +220,7 @@ def test_what_is_no_likelihood_has_no_errors(estimator: str) -> None:
     assert fitted(X, estimator=estimator).params.weights_error is None
 
 
+@pytest.mark.matrix
 def test_errors_by_item_of_four_traits_are_nearly_those_of_scores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
