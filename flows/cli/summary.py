@@ -398,6 +398,8 @@ def print_ingest(summary: Mapping[str, Any]) -> None:
         levels = " < ".join(found["levels"]) or "continuous, because of more than 16 values"
         if found["is_nominal"]:
             levels = f"nominal: {', '.join(map(quote, found['levels']))}"
+        elif len(found["levels"]) == 2 and found["levels"] != ["0", "1"]:
+            levels = "{} = 0, {} = 1".format(*map(quote, found["levels"]))
         rows.append((join_names(found["features"], _MAX_FOUND), levels))
     if words := summary.get("words"):
         rows.append(("words read as bits", ", ".join(words)))

@@ -637,13 +637,14 @@ def summarize_dataset(dataset: BinaryDataset) -> dict[str, Any]:
 
 
 def _list_found_levels(dataset: BinaryDataset) -> list[dict[str, Any]]:
-    """List nominal levels and those that `auto` found, each with the features that have them."""
+    """List levels that have no order or were found by `auto`, with the features that have them."""
     options = ColumnRoles(ordinal=tuple(dataset.manifest["ingest"].get("ordinal", ()))).read_options
     found: dict[tuple[bool, tuple[str, ...]], list[str]] = {}
     for name in dataset.feature_names:
         option, is_nominal = options.find_map(name), name in dataset.nominal_features
-        if is_nominal or (option is not None and option.is_auto):
-            levels = dataset.feature_levels.get(name, BINARY_LEVELS)
+        levels = dataset.feature_levels.get(name, BINARY_LEVELS)
+        has_words = len(levels) == 2 and levels != BINARY_LEVELS
+        if is_nominal or has_words or (option is not None and option.is_auto):
             found.setdefault((is_nominal, levels), []).append(name)
     return [
         {"levels": [*levels], "features": names, "is_nominal": is_nominal}

@@ -271,18 +271,21 @@ def check_can_be_reconstructed(added_arrays: AddedArrays, features: Sequence[Fea
 
 
 def _check_kind(option: str, kind: Reconstruction | None, features: Sequence[Feature]) -> None:
-    continuous = find_continuous(features)
-    if kind in ("bits", "levels") and continuous:
-        raise FitError(
-            f"Feature {features[continuous[0]].name!r} is continuous, so it has no levels. Choose "
-            f"{{{option}=expected-levels}}, which is its expected value."
-        )
+    continuous = [feature.name for feature in features if feature.kind == "continuous"]
     several = [feature for feature in features if len(feature.levels) > 2]
-    nominal = [feature for feature in several if feature.is_nominal]
-    if kind == "expected-levels" and nominal:
+    nominal = [feature.name for feature in several if feature.is_nominal]
+    if kind in ("bits", "levels") and continuous:
+        remedy = f"{{{option}=expected-levels}}, which is its expected value"
+        if nominal:
+            remedy = f"{{{option}=probabilities}}, which leave it out"
         raise FitError(
-            f"Feature {nominal[0].name!r} is nominal, so it has no expected level. Choose "
-            f"{{{option}=probabilities}}, or {{{option}=levels}} for the most likely category."
+            f"Feature {continuous[0]!r} is continuous, so it has no levels. Choose {remedy}."
+        )
+    if kind == "expected-levels" and nominal:
+        remedy = "" if continuous else f", or {{{option}=levels}} for the most likely category"
+        raise FitError(
+            f"Feature {nominal[0]!r} is nominal, so it has no expected level. Choose "
+            f"{{{option}=probabilities}}{remedy}."
         )
     if kind == "bits" and several:
         raise FitError(

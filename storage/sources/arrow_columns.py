@@ -139,6 +139,8 @@ def find_dictionary_levels(
         if not is_nominal:
             tokens = merge_orders([*orders[name]], columns or name, place)
         levels = [token for token in tokens if not options.is_declared_missing(token)]
+        if is_nominal:  # an empty text is missing, whatever declares it
+            levels = [level for level in levels if level.strip()]
         if is_nominal and (not 2 <= len(levels) <= MAX_LEVELS or () in orders[name]):
             continue
         if (known := options.feature_maps.get(name)) is not None:

@@ -746,7 +746,7 @@ def _suggest_levels(name: str, counts: Counter[str], value_map: ValueMap) -> str
         option = f"{{continuous={quote(name)}}}" if is_number else f"{{drop={quote_raw(name)}}}"
         return f"{option}, because a feature has at most {MAX_LEVELS} levels"
     if value_map.is_nominal:
-        return format_nominal(columns, values)
+        return format_nominal(name if columns == "*" else columns, values)
     return f"{{levels={prefix}{join_levels(_sort_grades(values))}}} (check the order)"
 
 

@@ -160,10 +160,10 @@ def open_reconstructed(path: str, options: ReadOptions) -> ReconstructedSource:
     if options.threshold is not None:
         array = "probabilities"
     elif has_levels:
-        maps = {
-            name: make_level_map(name, own, path, [(str(code), code) for code in range(len(own))])
-            for name, own in levels.items()
-        }
+        nominal, maps = codes.manifest.get("nominal_features", ()), {}
+        for name, own in levels.items():
+            places = [(str(code), code) for code in range(len(own))]
+            maps[name] = make_level_map(name, own, path, places, is_nominal=name in nominal)
         options = replace(options, feature_maps={**maps, **options.feature_maps})
     if f"imputed_{array}" in codes:
         if array in codes:

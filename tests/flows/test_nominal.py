@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyreadstat
 import pytest
 
 import latentbits as lb
@@ -80,6 +81,14 @@ def test_codes_values_and_rows_have_categories(cli: Any, folder: Path) -> None:
     artifact = ("--artifact", folder / "run")
     words = (*artifact, "--dataset", folder / "d.zarr")
     assert cli("transform", *words, "--impute", "levels", "--output", folder / "z.zarr").code == 0
+    assert cli("ingest", folder / "z.zarr", "--dataset", folder / "back.zarr").code == 0
+    back = open_dataset(folder / "back.zarr")
+    assert len(back.nominal_features) == 4
+    again = lb.from_dataframe(back.to_xarray())
+    assert (again.feature_levels, again.nominal_features) == (
+        back.feature_levels,
+        back.nominal_features,
+    )
     done = cli("transform", *words, "--impute", "expected-levels", "--output", folder / "y.zarr")
     assert "is nominal, so it has no expected level. Choose --impute probabilities" in done.err
     done = cli("evaluate", *words, "--no-baselines", "--details")
@@ -145,6 +154,30 @@ def test_the_order_of_categories_means_nothing(folder: Path) -> None:
     likelihoods = [fit.statistics["log_likelihood"] for fit in trees]
     assert likelihoods[0] == pytest.approx(likelihoods[1], rel=1e-9)
     assert np.isnan(trees[1].get_edges()["correlation"]).all()
+
+
+def test_labels_of_spss_without_an_order_are_categories(cli: Any, tmp_path: Path) -> None:
+    columns = {"q": [1.0, 3.0, 2.0, 9.0], "b": [0.0, 1.0, 1.0, 0.0], "sex": [1.0, 2.0, 1.0, 2.0]}
+    labels = {
+        "q": {1.0: "tv", 2.0: "radio", 3.0: "web", 9.0: "refused"},
+        "b": {0.0: "no", 1.0: "yes", 9.0: "refused"},
+        "sex": {1.0: "female", 2.0: "male"},
+    }
+    pyreadstat.write_sav(
+        pd.DataFrame(columns),
+        tmp_path / "a.sav",
+        variable_value_labels=labels,
+        variable_measure=dict.fromkeys(columns, "nominal"),
+        missing_ranges={"q": [9]},
+    )
+    done = cli("ingest", tmp_path / "a.sav", "--dataset", tmp_path / "d.zarr")
+    assert "nominal: tv, radio, web" in done.out, done.err
+    assert "female = 0, male = 1" in done.out
+    dataset = open_dataset(tmp_path / "d.zarr")
+    assert dataset.nominal_features == {"q"}
+    (X, observed) = (dataset.to_dask(name).compute() for name in ("values", "observed"))
+    np.testing.assert_array_equal(X, [[0, 0, 0], [2, 1, 1], [1, 1, 0], [0, 0, 1]])
+    np.testing.assert_array_equal(observed[:, 0], [1, 1, 1, 0])
 
 
 def test_models_and_options_that_need_an_order_refuse(folder: Path) -> None:
