@@ -45,6 +45,7 @@ such as s3://BUCKET/PATH, are downloaded to temporary files.
 Values must be 0, 1, true, false or missing. Other values are refused with their row and column,
 unless --map, --yes, --no or --threshold defines their meaning, or they are ordered: --levels and
 --ordinal keep up to 16 levels, as do ordered categoricals in .parquet and ordinal columns in .sav.
+Categories without an order are nominal: --nominal, other categoricals, and nominal columns in .sav.
 """
 EXAMPLES = f"""Examples:
 
@@ -54,6 +55,7 @@ EXAMPLES = f"""Examples:
     python -m flows.ingest v.csv --dataset v.zarr --map '1=1,6=0' --missing 9
     python -m flows.ingest q.csv --dataset q.zarr --levels 'no<perhaps<yes'
     python -m flows.ingest q.csv --dataset q.zarr --ordinal 'mood*:0-4'
+    python -m flows.ingest q.csv --dataset q.zarr --nominal 'media:tv,radio,web'
     python -m flows.ingest l.csv --dataset v.zarr --long row=r,feature=f,value=v
     python -m flows.ingest m.csv --dataset v.zarr --append --merge-by r --new-features add
     python -m flows.ingest new.parquet --dataset d.zarr --append

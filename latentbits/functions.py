@@ -184,7 +184,7 @@ def fit(
     dataset
         A dataset from `open_dataset`, `from_numpy` or `from_dataframe`; or what they take: the path
         of a dataset, `example:NAME`, an array, or a data frame without other columns than features.
-        Ordered categoricals of a data frame are features with several levels.
+        Ordered categoricals of a data frame are features with several levels, others are nominal.
     model
         Name of the model: autoencoder, bernoulli-mixture, binary-ica-likelihood, blica, bottleneck,
         clipped-pca, fastica, hidden-tree, kernel-pca, laplacian-eigenmap, latent-trait,
