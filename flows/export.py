@@ -77,7 +77,7 @@ tetrachoric correlation and its status. The correlation is missing if the data d
 
 `--what factors`: one line per factor of a clipped-pca fit with `estimator` minres or ml, or with a
 rotation: the sum of its squared loadings, their share of the variance, and, if factors correlate,
-its correlation with each.
+its correlation with each. Traits of a loading pattern have their correlations and standard errors.
 
 `--what edges`: one line per edge of a fitted tree with the number and the weight of the tree, the
 two features, and their mutual information in nats and their correlation under the tree.

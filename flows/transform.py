@@ -326,7 +326,8 @@ def _publish_codes(
     codes = open_codes(job.work_folder.results.codes_folder)
     if "is_finite" in codes:
         n_without = int(np.count_nonzero(~codes["is_finite"][:]))
-        warnings += describe_rows_without_score(job.options.scores, n_without)
+        n_traits = codes["score"].shape[1]
+        warnings += describe_rows_without_score(job.options.scores, n_without, n_traits)
     scale = None
     if isinstance(job.output, Path) and has_table_suffix(job.output.name):
         scale = _publish_table(job, codes, job.output, progress)

@@ -582,7 +582,7 @@ def transform_dataset(
         codes = LatentCodes(transform_rows(task, rows, executor, show))
     if "is_finite" in codes:
         n_without = int(np.count_nonzero(~codes["is_finite"]))
-        for text in describe_rows_without_score(scores, n_without):
+        for text in describe_rows_without_score(scores, n_without, codes["score"].shape[1]):
             warn(text, stacklevel=3)
     return codes
 

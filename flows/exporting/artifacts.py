@@ -22,8 +22,10 @@ from flows.exporting.columns import (
     Array,
     ParameterColumn,
     list_segment_names,
+    list_trait_names,
     read_factor_columns,
     read_parameter_columns,
+    read_trait_correlations,
 )
 from flows.exporting.files import BatchedTable, collect_columns
 from pipeline.errors import FitError
@@ -136,14 +138,15 @@ def _make_parameter_table(
 
 def make_factor_table(artifact: Artifact) -> BatchedTable:
     """Make a table with one line per factor: its sum of squared loadings, and correlations."""
-    columns = read_factor_columns(artifact)
-    if not columns:
-        raise DataError(
-            f"{artifact.path}: the fit has no factors. Fit clipped-pca with "
-            "--set estimator=minres, or with --set rotation=varimax."
-        )
-    return collect_columns(
-        {"component": np.arange(1, artifact.manifest["n_components"] + 1), **columns}
+    names = {"component": np.arange(1, artifact.manifest["n_components"] + 1)}
+    if columns := read_factor_columns(artifact):
+        return collect_columns({**names, **columns})
+    if traits := read_trait_correlations(artifact):
+        own = {name: values for column in traits for name, values in column.iter_arrays()}
+        return collect_columns({**list_trait_names(artifact), **own})
+    raise DataError(
+        f"{artifact.path}: the fit has no factors. Fit clipped-pca with "
+        "--set estimator=minres or --set rotation=varimax, or latent-trait with --pattern."
     )
 
 

@@ -204,6 +204,23 @@ def read_factor_columns(artifact: Artifact) -> dict[str, Array]:
     return columns
 
 
+def read_trait_correlations(artifact: Artifact) -> list[ParameterColumn]:
+    """Read the correlations of the traits of a loading pattern, one column per trait.
+
+    With groups, they are those of the first one. There are none with a single trait.
+    """
+    names = list_trait_names(artifact).get("component", [])
+    if len(names) < 2:
+        return []
+    errors: Any = [None] * len(names)
+    if "trait_covariance_error" in artifact:  # the variances are 1
+        errors = artifact["trait_covariance_error"][0]
+    return [
+        ParameterColumn("correlation", f"_{name}", values, own)
+        for name, values, own in zip(names, artifact["component_correlation"], errors, strict=True)
+    ]
+
+
 def find_unbounded_weights(artifact: Artifact) -> NDArray[np.bool_]:
     """Find features whose weights have no finite standard error, (n_features,)."""
     n_features = len(artifact.manifest["feature_names"])

@@ -28,9 +28,11 @@ from flows.cli.summary import (
 from flows.exporting.columns import (
     ParameterColumn,
     list_segment_names,
+    list_trait_names,
     read_factor_columns,
     read_level_columns,
     read_parameter_columns,
+    read_trait_correlations,
 )
 from flows.report.figures.causes import TextTable
 from flows.report.figures.text import format_number, format_shown_count
@@ -485,10 +487,14 @@ def _sort_by_factor(loadings: NDArray[np.float64]) -> NDArray[np.intp]:
 
 
 def make_factor_table(artifact: Artifact) -> NumberTable | None:
-    """Return what each factor explains and its correlations, if the fit has communalities."""
+    """Return what each factor explains and its correlations, or the correlations of traits."""
+    words = read_vocabulary(artifact.manifest)
+    if traits := read_trait_correlations(artifact):
+        names = list_trait_names(artifact)["component"]
+        title = f"Correlations of the {words.components}"
+        return _make_number_table(title, words.component, names, traits, words)
     columns = [ParameterColumn(n, "", v) for n, v in read_factor_columns(artifact).items()]
     names = [str(k) for k in range(1, artifact.manifest["n_components"] + 1)]
-    words = read_vocabulary(artifact.manifest)
     return _make_number_table("Factors", words.component, names, columns, words)
 
 
@@ -510,6 +516,8 @@ def make_group_table(artifact: Artifact) -> NumberTable | None:
     title, kind = ("Groups", "group") if is_grouped else ("Segments", "segment")
     words = read_vocabulary(artifact.manifest)
     if "segments" not in artifact:
+        if read_trait_correlations(artifact):  # nothing else is estimated, see `make_factor_table`
+            return None
         title, kind = f"Distribution of the {words.components}", "rows"
     columns = [
         column._replace(array=column.array.removeprefix("group_").removeprefix("segment_"))

@@ -247,14 +247,16 @@ def _reconstruct_features(
     return find_likely_levels(levels, features) if kind == "levels" else levels
 
 
-def describe_rows_without_score(kind: ScoreKind, n_rows: int) -> list[str]:
-    """Return a warning if some rows have no score of this kind."""
+def describe_rows_without_score(kind: ScoreKind, n_rows: int, n_traits: int) -> list[str]:
+    """Return a warning if some rows have no score of this kind on these traits."""
     if not n_rows:
         return []
     rows = "1 row has" if n_rows == 1 else f"{n_rows:,} rows have"
     reason, others = ("no answers", "eap")
     if kind == "ml":
         reason, others = "only the lowest or only the highest answers", "wle or sum"
+        if n_traits > 1:
+            reason, others = f"{reason} to the items of a trait", "map or sum"
     return [
         f"{rows} no {kind} score (score is NaN, is_finite is false), such as rows with {reason}; "
         f"{others} scores them too"

@@ -1631,7 +1631,7 @@ class LatentTrait(Model):
         if estimator == "variational":
             diagnostics["objective_is"] = "lower bound"
         elif "line" in working and self.n_planes.any():
-            diagnostics["objective_is"] = "log-likelihood by expectation propagation"
+            diagnostics["objective_is"] = "approximate log-likelihood"
         if "rounds" in sums:
             diagnostics["rounds_per_row"] = float(sums["rounds"]) / statistics.n_rows
         state = replace(state, params=params, working=working)
