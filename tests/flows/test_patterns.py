@@ -47,6 +47,13 @@ def test_a_pattern_is_read_from_files_and_frames(cli, tmp_path, rows) -> None:
         line = next(csv.DictReader(file))
     assert float(line["weights_Want"]) > 0
     assert float(line["weights_Do"]) == 0
+    exported = cli("export", "--artifact", artifact.path, "--what", "factors", "--output", "f.csv")
+    assert exported.code == 0, exported.err
+    factors = pd.read_csv(tmp_path / "f.csv")
+    assert factors["component"].tolist() == ["Want", "Do"]
+    for name in ("", "_error"):
+        expected = artifact[f"trait_covariance{name}"][0, :, 1]
+        np.testing.assert_allclose(factors[f"correlation{name}_Do"], expected)
 
 
 @pytest.mark.matrix
