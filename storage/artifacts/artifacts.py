@@ -56,7 +56,10 @@ PAIRS_FOLDER = "pairs"
 """Folder, inside an artifact, of the arrays over all pairs of features."""
 _CHUNK_BYTES = 32 << 20
 # Beginnings of names: not of continuous or constant items, and not of sources that may be rotated.
-_MAY_BE_NAN = ("s_x2", "difficulty", "mixing_interval")
+_MAY_BE_NAN = (
+    *("s_x2", "difficulty", "mixing_interval"),
+    *("auxiliary-item_covariance", "auxiliary-plane_covariance"),  # as standard errors
+)
 _MAX_SMALL_BYTES = 1 << 16
 _PACKED_NAME = "packed"
 _REMEDY = REMEDIES[ARTIFACT_FORMAT]
@@ -232,8 +235,8 @@ def prepare_for_storage(folder: AnyPath, name: str, values: NDArray[Any]) -> NDA
     """Convert an array of finite numbers to little-endian byte order, as it will be read back.
 
     Standard errors, whose names end in `_error`, may be NaN if the data do not determine them, and
-    so may tests and difficulties of items, and intervals of mixings. Raises `DataError` if any
-    other value is not a finite number.
+    so may covariances, tests and difficulties of items, and intervals of mixings. Raises
+    `DataError` if any other value is not a finite number.
     """
     if values.dtype.kind not in "biuf":
         raise DataError(f"{folder}: {name} is an array of {values.dtype}, not of numbers.")

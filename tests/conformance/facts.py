@@ -207,7 +207,7 @@ def list_facts(facts: Facts) -> Mapping[FeatureKind, Facts]:
     found: dict[FeatureKind, Facts] = {"binary": facts}
     if facts.model.support.splits_levels:
         return found
-    for kind in facts.model.support.features[1:]:
+    for kind in (kind for kind in facts.model.support.features[1:] if kind in KINDS):
         own = replace(
             facts,
             n_levels=KINDS[kind],
