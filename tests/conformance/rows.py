@@ -121,7 +121,7 @@ def masked_probit(facts: Facts, n_rows: int, seed: int) -> DenseData:
 
 @lru_cache
 def fitted(facts: Facts, **more: Any) -> FitState:
-    return fit_model(facts.make(**more), in_chunks(facts, 4), SERIAL)
+    return fit_model(facts.make(**more), in_chunks(facts, 2), SERIAL)
 
 
 def with_column(facts: Facts, kind: str) -> DenseData:

@@ -51,7 +51,7 @@ def test_chunks_do_not_matter(facts: Facts, draw: st.DataObject) -> None:
 
 
 def test_threads_give_the_bytes_of_serial(facts: Facts) -> None:
-    rows = in_chunks(facts, 20)
+    rows = in_chunks(facts, 10)
     model = facts.make_brief(5, n_components=None)
     before = pickle.dumps(model)
     serial, threads = (
@@ -66,7 +66,7 @@ def test_threads_give_the_bytes_of_serial(facts: Facts) -> None:
 def test_a_warm_start_from_its_own_end_stays_there(facts: Facts) -> None:
     offered(facts, CanWarmStart)
     for settings_ in ({}, *facts.variants):
-        done, rows = fitted(facts, **settings_), in_chunks(facts, 4)
+        done, rows = fitted(facts, **settings_), in_chunks(facts, 2)
         model = facts.make(**{**settings_, "n_components": done.diagnostics["n_components"]})
         begun = model.warm_start(
             initialize_fit(model, collect_first_statistics(model, rows, SERIAL, 0), 0), done.params

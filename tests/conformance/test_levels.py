@@ -54,7 +54,7 @@ def test_names_of_levels_do_not_matter(facts: Facts) -> None:
     skip_if_binary(facts)
     renamed = [Feature(f.name, tuple(f"{level}!" for level in f.levels)) for f in facts.features]
     model = facts.make().with_structure(Structure(features=tuple(renamed)))
-    other = fit_model(model, in_chunks(facts, 4), SERIAL)
+    other = fit_model(model, in_chunks(facts, 2), SERIAL)
     for name, values in params_of(fitted(facts)).items():
         assert params_of(other)[name].tobytes() == values.tobytes(), name
 

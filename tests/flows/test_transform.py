@@ -74,7 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def artifact(folder: Path) -> Any:
     """Path of the fit of a model."""
     dataset = open_dataset(folder / "fitted.zarr")
-    return lru_cache(lambda name: write_fit(folder / name, FACTS[name].make(), dataset))
+    return lru_cache(lambda name: write_fit(folder / name, FACTS[name].make_brief(10), dataset))
 
 
 @pytest.fixture(autouse=True)

@@ -239,7 +239,7 @@ def test_bad_input_is_refused() -> None:
     data.X[400:, 1] = 1
     with pytest.raises(FitError, match="is constant in the group 'b'"):
         fit(data, structure, invariance="metric")
-    assert fit(data, structure).done  # the first group determines the item
+    assert fit(data, structure, tol=1e-3).done  # the first group determines the item
 
 
 def test_known_slopes_of_all_traits_free_their_distribution() -> None:
