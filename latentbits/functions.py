@@ -746,7 +746,7 @@ def evaluate(
     if label is not None:
         check_has_levels(dataset, "label")
         dataset = adapt_to_fit(dataset, fitted, fitted_split)
-    for name, value in (("dif", dif), ("reliability", reliability), ("roll_calls", roll_calls)):
+    for name, value in (("dif", dif), ("reliability", reliability)):
         if value:
             check_has_order(dataset, name)
     if scores is None:

@@ -306,7 +306,7 @@ def prepare_evaluation(options: EvaluateOptions) -> EvaluationPlan:
     for option in ("label", "dif", "roll_calls"):
         if getattr(options, option):
             check_has_levels(dataset, f"{{{option}}}")
-    for option in ("dif", "reliability", "roll_calls"):
+    for option in ("dif", "reliability"):
         if getattr(options, option):
             check_has_order(dataset, f"{{{option}}}")
     check_row_columns(dataset, split)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import latentbits as lb
@@ -78,3 +79,15 @@ def test_the_command_prints_the_worst_and_writes_all(cli: Any, folder: Path) -> 
     members = (folder / "tables" / "roll-call-rows.csv").read_text().splitlines()
     assert (len(votes), len(members)) == (1 + N_VOTES, 1 + N_ROWS)
     assert cli(*line, "--roll-calls", "--json").json["roll_calls"][0]["unanimous"] == 1
+
+
+def test_the_majority_of_a_nominal_question_is_its_most_frequent_category() -> None:
+    rng = np.random.default_rng(0)
+    media = rng.choice(["web", "radio", "tv"], 200, p=[0.2, 0.3, 0.5])
+    table = pd.DataFrame({"media": pd.Categorical(media), "reads": (media == "tv").astype(int)})
+    table.loc[3, "media"] = None
+    fitted = lb.fit(table, "bernoulli-mixture", components=2, errors="none")
+    (first, _) = lb.evaluate(fitted, table, roll_calls=True)["roll_calls"]["by_feature"]
+    rest = table["media"].count() - table["media"].value_counts()["tv"]
+    assert (first["majority"], first["votes"], first["minority"]) == ("tv", 199, rest)
+    assert first["errors"] < rest
