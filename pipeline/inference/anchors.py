@@ -107,6 +107,11 @@ def prepare_anchors(
     positions = parse_anchors(anchors)
     if not positions:
         return ()
+    if not isinstance(model, LatentTrait) and model.name == LatentTrait.name:
+        raise FitError(
+            "{anchors} cannot be combined with {dynamics=walk}, whose members have many positions. "
+            "Choose the sign by a feature, with {orient}."
+        )
     if not isinstance(model, LatentTrait):
         raise FitError(f"{{anchors}} fix the scale of latent-trait, not of {model.name}.")
     for part in ("known items", "pattern"):
