@@ -406,6 +406,7 @@ def fit_scales(
         names: Sequence[str] = columns
     else:
         names = (dataset := make_dataset(dataset)).feature_names
+    table: Mapping[str, Sequence[Any]]
     if isinstance(scales, Mapping):
         if empty := next((scale for scale, items in scales.items() if not len(items)), None):
             raise FitError(f"{{scales}}: scale {empty!r} has no items. Name one or more.")

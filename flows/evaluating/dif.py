@@ -34,6 +34,7 @@ from pipeline.passes.map_reduce import collect_statistics
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
 from storage.errors import DataError
+from storage.sources.value_codes import MISSING_TOKENS
 
 Array = NDArray[np.float64]
 
@@ -52,6 +53,7 @@ DifPurify = Annotated[
 ]
 _LIKELIHOOD_RATIO = "likelihood-ratio"
 _MIN_GROUP_ROWS, _MAX_GROUPS = 20, 100
+_MAX_LISTED = 5  # groups that an error lists
 
 
 class DifGroups(NamedTuple):
@@ -94,9 +96,16 @@ def find_dif_groups(
     if not 2 <= len(values) <= limit:
         choices = "two" if limit == 2 else f"2 to {limit}"
         hint = ", or use {dif_test=likelihood-ratio}" if 2 < len(values) <= _MAX_GROUPS else ""
+        listed = name_labels(values, column, dataset) if len(values) <= _MAX_LISTED else ()
+        if words := [name for name in listed if name.lower() in MISSING_TOKENS]:
+            hint += (
+                f". {words[0]!r} is a text in such columns: if it means missing, ingest the data "
+                "with empty cells instead"
+            )
+        shown = f" ({', '.join(map(repr, listed))})" if listed else ""
         raise DataError(
-            f"{start} this column of {where} has {len(values):,} values instead of {choices}. "
-            f"Choose or store another column{hint}."
+            f"{start} this column of {where} has {len(values):,} values{shown} instead of "
+            f"{choices}. Choose or store another column{hint}."
         )
     largest_first = np.argsort(-counts, kind="stable")
     values, counts = values[largest_first], counts[largest_first]

@@ -743,7 +743,10 @@ def _suggest_levels(name: str, counts: Counter[str], value_map: ValueMap) -> str
         values = sorted(values, key=lambda value: parse_number(value) or 0)
     if len(values) > MAX_LEVELS:
         is_number = len(numbers) == len(values)
-        option = f"{{continuous={quote(name)}}}" if is_number else f"{{drop={quote_raw(name)}}}"
+        own = quote_raw(name)
+        option = f"{{keep={own}}} or {{drop={own}}}"
+        if is_number:
+            option = f"{{continuous={quote(name)}}}"
         return f"{option}, because a feature has at most {MAX_LEVELS} levels"
     if value_map.is_nominal:
         return format_nominal(name if columns == "*" else columns, values)

@@ -726,7 +726,8 @@ def _is_binary_and_complete(params: TreeMixtureParams, block: BinaryBlock) -> bo
 
 def _list_profiles(params: TreeMixtureParams) -> Array:
     """Return the mean tables of each component over the levels of parents, (n_components, n)."""
-    return params.tables.mean(axis=2).reshape(len(params.tables), -1)
+    means: Array = params.tables.mean(axis=2)
+    return means.reshape(len(means), -1)
 
 
 def _run_e_step(
