@@ -202,7 +202,8 @@ class Facts:
 def list_facts(facts: Facts) -> Mapping[FeatureKind, Facts]:
     """The facts for data with each kind of features that the model explains.
 
-    A model that takes planes of levels for binary features has only binary ones.
+    A model that takes planes of levels for binary features has only binary ones. Those with
+    categories are those with levels.
     """
     found: dict[FeatureKind, Facts] = {"binary": facts}
     if facts.model.support.splits_levels:

@@ -50,9 +50,25 @@ def test_kinds_of_features_are_taken_or_refused_by_name(facts: Facts, kind: Any)
         check_features(facts.make(), features)
 
 
-def test_names_of_levels_do_not_matter(facts: Facts) -> None:
+def test_categories_are_taken_or_refused_by_name(facts: Facts) -> None:
+    ordinal = replace(facts, n_levels=KINDS["ordinal"]).features
+    features = [feature._replace(is_nominal=True) for feature in ordinal]
+    if "nominal" in facts.model.support.features:
+        check_features(facts.model, features)
+        return
+    with pytest.raises(
+        FitError, match=r"'f1' and 2 more are nominal, without an order\. Leave them"
+    ):
+        check_features(facts.make(), features)
+
+
+def test_names_and_order_of_levels_do_not_matter(facts: Facts) -> None:
     skip_if_binary(facts)
-    renamed = [Feature(f.name, tuple(f"{level}!" for level in f.levels)) for f in facts.features]
+    is_nominal = "nominal" in facts.model.support.features
+    renamed = [
+        Feature(f.name, tuple(f"{level}!" for level in f.levels), is_nominal)
+        for f in facts.features
+    ]
     model = facts.make().with_structure(Structure(features=tuple(renamed)))
     other = fit_model(model, in_chunks(facts, 2), SERIAL)
     for name, values in params_of(fitted(facts)).items():
