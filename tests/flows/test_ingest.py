@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -92,6 +93,14 @@ def test_tokens_and_thresholds(cli):
     X, observed = dense(open_dataset("t.zarr"))
     np.testing.assert_array_equal(X, [[0, 1], [0, 1], [1, 0]])
     np.testing.assert_array_equal(observed, [[1, 1], [0, 1], [1, 0]])
+
+
+def test_the_summary_names_words_that_are_read_as_bits(cli):
+    Path("w.csv").write_text("a,b\nyes,1\nno,0\nYES,nein\n")
+    done = cli("ingest", "w.csv", "--dataset", "w.zarr")
+    assert done.code == 0, done.err
+    assert re.search("^words read as bits +yes=1, no=0, nein=0 *$", done.out, re.MULTILINE)
+    np.testing.assert_array_equal(dense(open_dataset("w.zarr"))[0], [[1, 1], [0, 0], [1, 0]])
 
 
 @pytest.mark.matrix

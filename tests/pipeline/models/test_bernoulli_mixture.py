@@ -383,3 +383,13 @@ def test_cells_determine_enough_components() -> None:
     assert ranks == [7, 13, 17]
     assert count_determined_parameters(np.array([3, 3]), 2, 1) == 7
     assert count_determined_parameters(np.full(2, 2), 2, 2) == 6  # with groups
+
+
+def test_a_warm_start_numbers_classes_like_the_most_similar_earlier_ones() -> None:
+    model = BernoulliMixture(n_components=3)
+    first = np.array([[0.1, 0.2], [0.5, 0.6], [0.9, 0.8]])
+    now, weights = first[[2, 0, 1]] + 0.05, np.array([0.5, 0.2, 0.3])
+    fresh = FitState(None)
+    assert [*model.sort_components(fresh, weights, now)] == [0, 2, 1]
+    assert [*model.sort_components(model.keep_order(fresh, first), weights, now)] == [1, 2, 0]
+    assert [*model.sort_components(model.keep_order(fresh, now), weights, now)] == [0, 1, 2]
