@@ -38,13 +38,11 @@ else:
     ModelName = Literal[(*list_model_names(), *ALIASES)] | str
 """Name of a model. Prefect's forms offer the known names; `make_model` refuses others."""
 MODEL_GROUPS = {
-    "correlations": ("clipped-pca",),
-    "item response": ("latent-trait",),
+    "correlations, traits": ("clipped-pca", "latent-trait"),
     "mixtures": ("bernoulli-mixture", "hidden-tree", "tree-mixture", "chow-liu"),
     "independent components": ("blica", "binary-ica-likelihood", "fastica", "linear-ivae"),
-    "causes": ("noisy-or",),
     "neural networks": ("autoencoder", "bottleneck", "rbm", "stack"),
-    "distances of rows": ("kernel-pca", "laplacian-eigenmap"),
+    "causes, distances": ("noisy-or", "kernel-pca", "laplacian-eigenmap"),
 }
 """Topics of the models on the help page of `fit`; other models are listed last."""
 _TYPE_NAMES = {
