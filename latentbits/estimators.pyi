@@ -843,8 +843,8 @@ class LatentTrait(WeightedModelEstimator):
     dynamics
         `none`, or `walk`: the position of each member follows a random walk between
         periods; see `WalkingTrait`, whose `tol` is 1e-4. It takes `innovation`,
-        `prior_precision` (0.1 by default), `constant_features`, `nodes`, `max_iter` and
-        `tol`.
+        `prior_precision` (0.1 by default), `constant_features`, `nodes`, `acceleration`,
+        `max_iter` and `tol`.
     innovation
         Variance of the change of a position in a unit of time with `dynamics=walk`, in
         units of the variance of first positions. None estimates it.

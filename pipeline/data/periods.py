@@ -58,13 +58,21 @@ class RowPeriods:
     ----------
     columns
         Their columns, and the members.
-    member, time
-        Index of the member, and time, of each row, sorted by both, (n_rows,).
+    member, time, row
+        Index of the member, time, and original index of each row, sorted by the first two,
+        (n_rows,).
     """
 
     columns: Periods
     member: Indices
     time: Array
+    row: Indices
+
+    def find_first_row(self, name: str) -> int | None:
+        """Return the original index of the first row of a member; None if there is no such member."""
+        if name not in self.columns.members:
+            return None
+        return int(self.row[np.searchsorted(self.member, self.columns.members.index(name))])
 
 
 def measure_periods(
@@ -114,7 +122,7 @@ def measure_periods(
             f"{{row_id}}: rows {rows[k] + 1} and {rows[k + 1] + 1} are both of "
             f"{names[member[k]]!r} at {time} {when[k]:g}. Join them to one row, or leave one out."
         )
-    return RowPeriods(Periods(row_id, time, names), member, when)
+    return RowPeriods(Periods(row_id, time, names), member, when, rows)
 
 
 def _name_members(ids: NDArray[Any], texts: Iterable[str] | None) -> tuple[str, ...]:

@@ -113,7 +113,7 @@ def prepare_anchors(
             "Choose the sign by a feature, with {orient}."
         )
     if not isinstance(model, LatentTrait):
-        raise FitError(f"{{anchors}} fix the scale of latent-trait, not of {model.name}.")
+        raise FitError(f"{{anchors}} fix the scale of latent-trait, not of {model.title}.")
     for part in ("known items", "pattern"):
         if part in model.structure.parts:
             raise FitError(f"{{anchors}} cannot be combined with {part}, which have a scale.")

@@ -112,7 +112,8 @@ def prepare_poles(
     """Parse the poles of a fit, and find the rows that they name.
 
     A name of a feature and of a row means the feature, so that columns are read for other names
-    only. A row is named by a column of texts in which no other row of the fit has this text.
+    only. A row is named by a column of texts in which no other row of the fit has this text; a
+    member with rows at several times stands for the first of these.
 
     Raises
     ------
@@ -127,10 +128,14 @@ def prepare_poles(
     if has_known_items:
         raise FitError("{orient} cannot be combined with {items}, which have signs of their own.")
     features = frozenset(dataset.feature_names)
-    return tuple(
-        pole if pole.name in features else pole._replace(row=find_row(pole.name, dataset, split))
-        for pole in poles
-    )
+    periods, found = model.structure.periods, []
+    for pole in poles:
+        if pole.name not in features:
+            row = None if periods is None else periods.find_first_row(pole.name)
+            row = find_row(pole.name, dataset, split) if row is None else row
+            pole = pole._replace(row=row)
+        found.append(pole)
+    return tuple(found)
 
 
 def find_row(

@@ -101,6 +101,11 @@ class Model(HasStructure, Protocol):
         """
         return MeasuredCounts if self.structure.continuous.size else FeatureCounts
 
+    @property
+    def title(self) -> str:
+        """What messages call the model, which may have placeholders."""
+        return self.name
+
     def __getstate__(self) -> dict[str, Any]:
         """Return what goes to workers: not what the model has computed for itself."""
         return {own.name: getattr(self, own.name) for own in fields(self)}

@@ -611,7 +611,7 @@ def check_can_sample(model: Model) -> CanSample:
     """Return the model if it can draw rows; refuse any other."""
     if isinstance(model, CanSample):
         return model
-    raise FitError(f"The model {model.name} cannot draw rows. Fit another model.")
+    raise FitError(f"The model {model.title} cannot draw rows. Fit another model.")
 
 
 def check_has_continuous_features(model: Model) -> HasContinuousFeatures:
@@ -619,7 +619,7 @@ def check_has_continuous_features(model: Model) -> HasContinuousFeatures:
     if isinstance(model, HasContinuousFeatures):
         return model
     raise FitError(
-        f"The model {model.name} neither draws nor reconstructs continuous features. Fit another "
+        f"The model {model.title} neither draws nor reconstructs continuous features. Fit another "
         "model."
     )
 
@@ -628,7 +628,7 @@ def check_has_person_fit(model: Model) -> HasPersonFit:
     """Return the model if it measures person fit; refuse any other."""
     if isinstance(model, HasPersonFit):
         return model
-    raise FitError(f"The model {model.name} has no person fit. Leave out {{person_fit}}.")
+    raise FitError(f"The model {model.title} has no person fit. Leave out {{person_fit}}.")
 
 
 def check_can_score(model: Model, params: Any, kind: ScoreKind) -> CanScore:
@@ -638,7 +638,7 @@ def check_can_score(model: Model, params: Any, kind: ScoreKind) -> CanScore:
         raise FitError(f"{{scores}} must be {kinds}, not {kind!r}.")
     if not isinstance(model, CanScore):
         raise FitError(
-            f"The model {model.name} has no {kind} scores, only its codes. Leave out {{scores}}."
+            f"The model {model.title} has no {kind} scores, only its codes. Leave out {{scores}}."
         )
     if kind == "wle" and (q := params.weights.shape[1]) > 1:
         raise FitError(
@@ -654,7 +654,7 @@ def check_can_reconstruct(model: Model) -> CanReconstruct:
     if isinstance(model, CanReconstruct):
         return model
     raise FitError(
-        f"The model {model.name} cannot reconstruct features from codes. Fit another model."
+        f"The model {model.title} cannot reconstruct features from codes. Fit another model."
     )
 
 
@@ -663,6 +663,6 @@ def check_can_impute(model: Model) -> CanImpute:
     if isinstance(model, CanImpute):
         return model
     raise FitError(
-        f"The model {model.name} cannot compute exact probabilities of missing values. Fit another "
-        "model, such as tree-mixture or hidden-tree."
+        f"The model {model.title} cannot compute exact probabilities of missing values. Fit "
+        "another model, such as tree-mixture or hidden-tree."
     )

@@ -91,10 +91,14 @@ class Support:
 
 
 class HasSupport(Protocol):
-    """A model, of which this file needs the name and the table only."""
+    """A model, of which this file needs the names and the table only."""
 
     name: ClassVar[str]
     support: ClassVar[Support]
+
+    @property
+    def title(self) -> str:
+        """What messages call the model."""
 
 
 FindModels = Callable[[], Mapping[str, type[HasSupport]]]
@@ -110,7 +114,7 @@ def check_parts(
     for part in parts:
         if part not in model.support.parts:
             parameter, problem, remedy = _REFUSALS[part]
-            text = problem.format(model.name)
+            text = problem.format(model.title)
             if find_models is not None:
                 models = find_models().items()
                 able = [name for name, other in models if part in other.support.parts]
@@ -123,7 +127,7 @@ def check_conflicts(model: HasSupport, parts: Collection[Part]) -> None:
     for part, other, remedy in model.support.conflicts:
         if part in parts and other in parts:
             first, last = (_REFUSALS[each].parameter for each in (part, other))
-            text = f"{model.name} takes either {{{first}}} or {{{last}}}. {remedy}"
+            text = f"{model.title} takes either {{{first}}} or {{{last}}}. {remedy}"
             raise FitError(text, parameter=last)
 
 

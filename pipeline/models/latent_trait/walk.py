@@ -153,6 +153,11 @@ class WalkParams:
         """
         if not block.n_samples:
             return np.zeros(0, np.int64)
+        if MEMBER not in block.columns:
+            raise FitError(
+                "Positions over time need the member and the time of each row, which are not read "
+                "here. Use `transform`."
+            )
         member, time = block.column(MEMBER), block.column(TIME)
         period = np.minimum(np.searchsorted(self.times, time), len(self.times) - 1)
         keys, n_periods = self.member * len(self.times) + self.period, len(self.times)
@@ -206,6 +211,8 @@ class WalkingTrait(Model):
         `refuse` features with the same answer in all rows, or `keep` them with weights of 0.
     nodes
         Number of quadrature nodes of each row; None takes 9.
+    acceleration
+        `squarem` or `none`.
     max_iter
         Maximum number of passes of a stage.
     tol
@@ -230,6 +237,7 @@ class WalkingTrait(Model):
     prior_precision: float = setting(0.1, minimum=0)
     constant_features: Literal["refuse", "keep"] = "refuse"
     nodes: int | None = setting(None, minimum=3)
+    acceleration: Literal["squarem", "none"] = "squarem"
     max_iter: int = setting(500, minimum=1)
     tol: float = setting(1e-4, above=0, below=1)
 
@@ -240,6 +248,11 @@ class WalkingTrait(Model):
                 "{dynamics=walk} has one trait. Set {components=1}, or leave it out.",
                 parameter="components",
             )
+
+    @property
+    def title(self) -> str:
+        """What messages call the model."""
+        return "latent-trait with {dynamics=walk}"
 
     def with_structure(self, structure: Structure) -> Self:
         """Return the model of a fit to rows with members and times."""
@@ -321,6 +334,16 @@ class WalkingTrait(Model):
         auxiliary = {"constant": constant}
         state = FitState(params, working, auxiliary, warnings=tuple(warnings))
         return state.with_feature_names(names)
+
+    def warm_start(self, state: FitState, params: WalkParams) -> FitState:
+        """Start from the items of an earlier fit."""
+        weights = params.weights.copy()
+        weights[state.auxiliary["constant"]] = 0.0
+        innovation = state.params if self.innovation is not None else params
+        changed = {"offsets": params.offsets, "innovation_variance": innovation.innovation_variance}
+        working = {"values_per_row": state.working["values_per_row"]}
+        params = replace(state.params, weights=weights, **changed)
+        return replace(state, params=params, working=working)
 
     def _name_features(self, places: NDArray[np.intp]) -> tuple[Any, ...]:
         names = self.structure.feature_names
@@ -425,6 +448,15 @@ class WalkingTrait(Model):
     def _estimate_prior(self, params: WalkParams, sites: Sites, penalty: ItemPenalty) -> WalkPrior:
         start = WalkPrior(innovation=max(float(params.innovation_variance), MIN_INNOVATION))
         return estimate_walk_prior(self._times, sites, start, self.innovation, penalty)
+
+    def pack_params(self, params: WalkParams) -> Array:
+        """Return weights and offsets, (n_features, 2)."""
+        return np.column_stack([params.weights, params.offsets])
+
+    def unpack_params(self, params: WalkParams, packed: Array, weight: float) -> WalkParams:
+        """Return parameters with these weights and offsets."""
+        forms = np.clip(packed, -MAX_PARAMETER, MAX_PARAMETER)
+        return replace(params, weights=forms[:, :1], offsets=forms[:, 1])
 
     def _step_items(self, state: FitState, sums: Arrays) -> Array:
         """Return weights and offsets after a step of Newton for each item, (n_features, 2)."""
@@ -584,7 +616,8 @@ def _split_by_time(block: BinaryBlock) -> Iterator[_PeriodRows]:
     times, inverse = np.unique(block.column(TIME), return_inverse=True)
     for k in range(len(times)):
         rows = np.flatnonzero(inverse == k)
-        part = block if len(times) == 1 else block.take_rows(rows)
+        is_range = len(rows) == rows[-1] + 1 - rows[0]  # which is cut without unpacking
+        part = block.take_rows(range(rows[0], rows[-1] + 1) if is_range else rows)
         mask = part.observed_words
         features = np.arange(block.n_features)
         if mask is not None:
@@ -611,6 +644,7 @@ def _integrate(
         row_means=means,
         nodes_per_axis=n_nodes,
         row_variances=variances,
+        row_starts=params.position[places, None],
     )
 
 

@@ -100,6 +100,7 @@ def centred_e_step(
     row_means: Floats | None = None,
     nodes_per_axis: int | None = None,
     row_variances: Floats | None = None,
+    row_starts: Floats | None = None,
 ) -> NewtonStatistics:
     """E-step on nodes centred at each row's posterior.
 
@@ -120,6 +121,8 @@ def centred_e_step(
     row_variances
         Variance of the prior of each row along each axis, (n_samples,), with `row_means`; None if
         all are 1.
+    row_starts
+        Where the search for the mode of each row starts, (n_samples, q); None starts at 0.
     """
     n_features, q = weights.shape
     codes = np.empty((0, 0) if row_means is None else row_means.shape)
@@ -138,10 +141,13 @@ def centred_e_step(
     slopes = np.empty_like(sigma)
     # The means are one step beyond the modes, unless very steep items keep Newton's method from
     # converging.
-    center, root = np.empty((q, n_lanes)), np.zeros((q, q, n_lanes))
+    center, root = np.zeros((q, n_lanes)), np.zeros((q, q, n_lanes))
     for batch in iter_row_batches(X, observed, own_weights, n_lanes):
         linear = batch.sum_linear(weights, offsets, row_means, row_variances)
         precisions = batch.invert_variances(row_variances)
+        center[:] = 0.0
+        if row_starts is not None:
+            center[:, : batch.n_rows] = row_starts[batch.rows].T
         newton = (_MAX_STEPS, _MIN_GAIN, _MAX_DISTANCE, center, root)
         fill_laplace(batch.mask, weights, offsets, linear, precisions, *newton)
         np.einsum("dal,na->dnl", root, z, out=x[:q])
@@ -205,8 +211,8 @@ def fill_laplace(
     """Compute the mean, (q, n_lanes), and a root of the covariance, (q, q, n_lanes).
 
     `linear` is Σ_i t_i (w_i, b_i), (q + 1, n_lanes), and `precisions` are those of the priors along
-    each axis, (n_lanes,). Newton's method stops where a step gains less
-    than `min_gain` nats. The mean is one step beyond, if that is shorter than `max_distance`.
+    each axis, (n_lanes,). Newton's method starts at `mean`, and stops where a step gains less than
+    `min_gain` nats. The mean is one step beyond, if that is shorter than `max_distance`.
     """
     wide_vectors()
     q, n_lanes = mean.shape
@@ -215,7 +221,7 @@ def fill_laplace(
     lower, newton = np.zeros((q, q)), np.empty(q)
     value, gain = np.full(n_lanes, -np.inf), np.full(n_lanes, np.inf)
     reached, product, eta, excess = np.empty((4, n_lanes))
-    mode = np.zeros((q, n_lanes))
+    mode = mean.copy()
     for _ in range(max_steps):
         for d in range(q):
             for lane in range(n_lanes):

@@ -242,6 +242,7 @@ def find_posterior_modes(
     for batch in iter_row_batches(X, observed, weight, _MODE_LANES):
         linear = batch.sum_linear(*items, row_means)
         precisions = batch.invert_variances(None)
+        mean[:] = 0.0
         fill_laplace(batch.mask, *items, linear, precisions, _MAX_STEPS, _MIN_GAIN, 0.0, mean, root)
         own = root[:, :, : batch.n_rows]
         gaussians.mean[batch.rows] = mean[:, : batch.n_rows].T

@@ -151,6 +151,17 @@ def test_items_may_be_constant_or_reversed() -> None:
     assert fitted.params.weights.sum() > 0
 
 
+def test_a_member_chooses_the_sign() -> None:
+    votes, members, times, _ = simulate(30, 4, 15)
+    votes = votes[:, np.nanstd(votes, axis=0) > 0]
+    for sign in (1, -1):
+        fitted, data = fit(votes, members, times, orient=[f"m3={sign:+d}"])
+        first = fitted.params.position[fitted.params.member == 3][0]
+        assert sign * (first - fitted.params.position.mean()) > 0
+        codes = lb.transform(fitted, data)["mean"][:, 0]
+        assert np.sign(codes[members.index("m3")] - codes.mean()) == sign
+
+
 def test_a_fit_is_saved_and_loaded(court: tuple[lb.Fitted, Any], tmp_path: Path) -> None:
     fitted, data = court
     fitted.save(tmp_path / "fit")
