@@ -69,7 +69,7 @@ class RowPeriods:
     row: Indices
 
     def find_first_row(self, name: str) -> int | None:
-        """Return the original index of the first row of a member; None if there is no such member."""
+        """Return the original index of a member's first row; None if there is no such member."""
         if name not in self.columns.members:
             return None
         return int(self.row[np.searchsorted(self.member, self.columns.members.index(name))])

@@ -236,7 +236,7 @@ def prepare(request: FitRequest, dataset: DatasetT) -> PreparedFit[DatasetT]:
         groups = list_groups(dataset, split, weights)
     covariates = measure_row_covariates(dataset, split, request.covariates, weights)
     periods = measure_row_periods(dataset, split, request.row_id, request.time)
-    row_columns = RowColumns(covariates, periods and periods.columns)
+    row_columns = RowColumns(covariates, None if periods is None else periods.columns)
     dataset = dataset.with_row_columns(row_columns)
     pattern = None
     if request.pattern is not None:

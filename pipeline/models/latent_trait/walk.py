@@ -474,7 +474,7 @@ class WalkingTrait(Model):
         )
         step *= np.minimum(1.0, _MAX_STEP / np.maximum(np.abs(step).max(axis=1), 1e-300))[:, None]
         step[state.auxiliary["constant"]] = 0.0
-        return np.clip(forms + step, -MAX_PARAMETER, MAX_PARAMETER)
+        return np.asarray(np.clip(forms + step, -MAX_PARAMETER, MAX_PARAMETER))
 
     def _smooth(self, params: WalkParams, sites: Sites) -> WalkParams:
         """Return the parameters with the positions and cavities that follow from sites."""
@@ -622,8 +622,7 @@ def _split_by_time(block: BinaryBlock) -> Iterator[_PeriodRows]:
         features = np.arange(block.n_features)
         if mask is not None:
             features = np.flatnonzero(mask.any(axis=1))
-            chosen = {"words": part.words[features], "observed_words": mask[features]}
-            part = replace(part, **chosen)
+            part = replace(part, words=part.words[features], observed_words=mask[features])
         X, observed = part.unpack_values(), part.unpack_mask()
         yield _PeriodRows(rows, features, X, np.ones_like(X) if observed is None else observed)
 
