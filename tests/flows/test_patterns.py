@@ -73,7 +73,7 @@ def test_items_with_several_levels_take_a_pattern(cli, tmp_path, rows) -> None:
     value, error = (artifact[f"trait_covariance{name}"][0, 0, 1] for name in ("", "_error"))
     assert abs(value - 0.5) < 3 * error
     report = (artifact.path / "report.html").read_text()
-    assert f"{value:.4f} <small>± {error:.4f}</small>" in report
+    assert f"{value:.3f} <small>± {error:.3f}</small>" in report
     fit = ("--artifact", tmp_path / "fit")
     for command in (
         ("transform", *fit, *data, "--output", "codes", "--person-fit"),
