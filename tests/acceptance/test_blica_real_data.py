@@ -252,7 +252,7 @@ def test_constant_electrodes_and_short_segments_are_named(brain):
     assert np.array(brain.segment_names)[left_out].tolist() == ["7", "23"]
 
 
-@pytest.mark.matrix
+@pytest.mark.slow
 def test_halves_of_the_recording_agree(brain):
     """Neighbouring rows are 8 ms apart: these halves say nothing of another recording."""
     assert similarity_of_halves(brain, n_components=4) > 0.97

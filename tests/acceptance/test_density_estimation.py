@@ -28,6 +28,7 @@ from pipeline.models.trees.hidden_tree import HiddenTree
 from pipeline.models.trees.tree_mixture import TreeMixture
 from tests.acceptance import chow_liu
 from tests.support.data import find_shared_data
+from tests.support.fits import mark_models
 from tests.support.strategies import DenseData, make_memory_rows
 
 SPLITS = {"train": 0, "test": 2}
@@ -118,8 +119,7 @@ def trait(n_components: int) -> Model:
     return LatentTrait(n_components=n_components, estimator="quadrature", constant_features="keep")
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", INDEPENDENT)
+@pytest.mark.parametrize("name", mark_models(INDEPENDENT, "nltcs", "plants"))
 def test_independence_has_its_known_likelihood(name: str) -> None:
     assert score(name, independence(name)).test == pytest.approx(INDEPENDENT[name], abs=1e-4)
 

@@ -53,7 +53,7 @@ def test_degenerate_columns_are_refused_by_name_or_fitted(facts: Facts, kind: st
 
 @pytest.mark.parametrize(
     "kind",
-    [*FEW, *(pytest.param(kind, marks=pytest.mark.matrix) for kind in MORE)],
+    [*FEW, *(pytest.param(kind, marks=pytest.mark.slow) for kind in MORE)],
 )
 def test_they_are_with_other_settings_too(facts: Facts, kind: str) -> None:
     """Every other setting is tried with a kind of columns, the others with the next."""

@@ -411,7 +411,11 @@ def run(file: str, seed: int) -> None:
             check(dataset, table, names, style.missing)
 
 
-SEEDS = (range(4), pytest.param(range(4, 80), marks=pytest.mark.matrix))
+SEEDS = (
+    range(4),
+    pytest.param(range(4, 20), marks=pytest.mark.matrix),
+    pytest.param(range(20, 80), marks=pytest.mark.slow),
+)
 
 
 @pytest.mark.parametrize("seeds", SEEDS)

@@ -207,8 +207,10 @@ def _kill_process(pid: int, frozen_seconds: float) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("frozen_seconds", [0.0, 4.0])
+@pytest.mark.parametrize(
+    "frozen_seconds",
+    [pytest.param(0.0, marks=pytest.mark.slow), pytest.param(4.0, marks=pytest.mark.matrix)],
+)
 def test_a_fit_ends_if_all_workers_are_lost(cli, dataset, plain, frozen_seconds):
     with start_worker(plain) as worker:
         kill_in_first_pass(worker, plain, frozen_seconds)

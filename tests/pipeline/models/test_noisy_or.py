@@ -190,8 +190,13 @@ def test_disagreeing_chains_are_reported() -> None:
     assert warn_about_unmixed_chains(0.0) == ()
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("schedule", ["paper", "stability"])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        pytest.param("paper", marks=pytest.mark.matrix),
+        pytest.param("stability", marks=pytest.mark.slow),
+    ],
+)
 def test_upper_units_group_cooccurring_units(schedule: str) -> None:
     """Each upper unit turns on two bars at once; each bar also occurs alone."""
     rng = np.random.default_rng(6)

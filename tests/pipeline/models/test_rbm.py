@@ -79,8 +79,9 @@ def fitted(X: Bits, observed: Bits | None = None, seed: int = 0, **more: Any) ->
     return fit_model(model, rows, SERIAL, seed)
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(0, marks=pytest.mark.matrix), pytest.param(1, marks=pytest.mark.slow)]
+)
 def test_frequencies_are_right_with_missing_values(seed: int) -> None:
     """Of 16 disabilities, which most people lack all and a few have most of."""
     with np.load(find_shared_data("debd_nltcs.npz")) as saved:

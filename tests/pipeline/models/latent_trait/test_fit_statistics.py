@@ -227,8 +227,10 @@ def test_misfit_of_too_many_items_is_left_out(monkeypatch: pytest.MonkeyPatch) -
     assert "too many items" in state.diagnostics["fit_statistics"]["s_x2_missing"]
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("missing", [0.03, 0.2])
+@pytest.mark.parametrize(
+    "missing",
+    [pytest.param(0.03, marks=pytest.mark.matrix), pytest.param(0.2, marks=pytest.mark.slow)],
+)
 def test_true_items_are_rejected_at_the_nominal_rate(missing: float) -> None:
     p = []
     for seed in range(60):
