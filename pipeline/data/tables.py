@@ -22,8 +22,8 @@ from pipeline.data.batches import (
     read_columns,
     translate_read_errors,
 )
-from pipeline.data.features import BINARY_LEVELS, MAX_LEVELS, join_levels, parse_number
-from pipeline.errors import FitError, format_suggestion
+from pipeline.data.features import BINARY_LEVELS, MAX_LEVELS, parse_number
+from pipeline.errors import FitError, format_suggestion, quote_name
 
 if TYPE_CHECKING:
     import narwhals as nw
@@ -507,7 +507,8 @@ def _find_levels(
         row = int(is_unknown.argmax())
         raise FitError(
             f"row {first + row + 1} (counted from 1), column {name!r}: the value is "
-            f"{_format_value(data[row])}, not one of the levels {join_levels(levels)} or missing. "
+            f"{_format_value(data[row])}, not one of the levels "
+            f"{', '.join(map(quote_name, levels))} or missing. "
             "Correct it, or use levels that include it."
         )
     return codes

@@ -181,7 +181,9 @@ def test_levels_that_cannot_be_used_are_refused(texts: np.ndarray) -> None:
     assert ordered.describe() == lb.from_dataframe(frame).describe()  # type: ignore[attr-defined]
     fitted = lb.fit(frame, **RBM)
     renamed = frame.assign(q1=frame["q1"].cat.rename_categories(["no", "maybe", "yes"]))
-    with pytest.raises(FitError, match=r"the value is 'maybe', not one of the levels no<perhaps<y"):
+    with pytest.raises(
+        FitError, match=r"the value is 'maybe', not one of the levels no, perhaps, y"
+    ):
         lb.transform(fitted, renamed)
     with pytest.raises(FitError, match=r"^Feature 'q1' has the levels no<maybe<yes, but the l"):
         lb.transform(fitted, lb.from_dataframe(renamed))
@@ -230,7 +232,7 @@ def test_estimators_take_codes_and_categoricals(codes: np.ndarray) -> None:
 
 def test_estimators_refuse_levels_that_the_fit_lacks(codes: np.ndarray) -> None:
     with pytest.raises(
-        FitError, match=r"^row 2 .*column 'x1': the value is 3, not one of the levels 0<1<2 or"
+        FitError, match=r"^row 2 .*column 'x1': the value is 3, not one of the levels 0, 1, 2 or"
     ):
         make_rbm().fit(codes).transform([[0, 1, 1, 1], [0, 3, 1, 1]])
     with pytest.warns(UserWarning, match="constant features.*'x0>=3'"):
