@@ -141,7 +141,7 @@ def test_covariates_explain_classes(cli: Any, dataset: Path) -> None:
     assert abs(float(rows[3][4])) < 3
     report = cli("report", "--artifact", "c", "--output", "r.html")
     assert report.code == 0, report.err
-    assert "Log-odds compare a component with the first." in Path("r.html").read_text()
+    assert "Log-odds compare each class with the first." in Path("r.html").read_text()
     done = cli("evaluate", "--dataset", dataset, "--artifact", "c", "--outcomes", "years")
     assert done.code == 2
     assert "--outcomes: years is a covariate of the fit." in " ".join(done.err.split())

@@ -328,7 +328,7 @@ def test_threshold() -> None:
         ),
         (
             {},
-            r"'yea', .*\. Use threshold=T, map=\{VALUE: 1, .*continuous=.* not a feature",
+            r"'absent', .*\. Use threshold=T, map=\{VALUE: 1, .*continuous=.* not a feature",
         ),
         ({"features": "a"}, r"^features: The value is the text 'a'"),
         ({"features": ["c"]}, "^There is no column 'c'"),
