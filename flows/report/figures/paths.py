@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.report.figures.axes import fit_axis
-from flows.report.figures.colours import COLOURS
+from flows.report.figures.colours import COLOURS, MARKERS
 from flows.report.figures.marks import (
     AreaMark,
     Figure,
@@ -40,6 +40,7 @@ def plot_paths(artifact: Artifact) -> Iterator[Figure]:
     keys, values = [], []
     for k, own_member in enumerate(shown.tolist()):
         own, colour = np.flatnonzero(member == own_member), COLOURS[k % len(COLOURS)]
+        marker = MARKERS[k // len(COLOURS) % len(MARKERS)]
         name = record["members"][own_member]
         low, high = position[own] - reach[own], position[own] + reach[own]
         facts = [
@@ -50,8 +51,8 @@ def plot_paths(artifact: Artifact) -> Iterator[Figure]:
         ]
         marks.append(AreaMark(times[own], low, high, colour, 0.1))
         marks.append(LineMarks([np.column_stack([times[own], position[own]])], [colour]))
-        marks.append(PointMarks(times[own], position[own], colour, size=3.0, facts=facts))
-        keys.append(LegendKey(name, colour, "line"))
+        marks.append(PointMarks(times[own], position[own], colour, marker, 4.0, facts=facts))
+        keys.append(LegendKey(name, colour, marker))
         values += [low, high]
     every = artifact["times"][:: len(artifact["times"]) // _MAX_TICKS + 1].tolist()
     ticks = tuple(Tick(time, f"{time:.10g}") for time in every)  # years have no comma
