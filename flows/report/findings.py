@@ -167,8 +167,8 @@ def _iter_number_sentences(artifact: Artifact, words: Vocabulary) -> Iterator[st
         reason = "whose eigenvalues exceed those of independent features (parallel analysis)"
     elif diagnostics.get("held_out_scores"):
         reason = "the number that describes held-out rows best"
-    elif diagnostics.get("class_numbers"):
-        reason = "the number with the lowest BIC"
+    elif numbers := diagnostics.get("class_numbers"):
+        reason = f"of 1 to {len(numbers)} the number with the lowest BIC"
     else:
         reason = "the number that the fit chose"
     by_map = _get_fit_statistics(artifact).get("map_components")
@@ -186,7 +186,6 @@ def _iter_class_number_sentences(manifest: Mapping[str, Any]) -> Iterator[str]:
     text = f"Of 1 to {len(table)} classes, BIC is lowest at {best}"
     tested = [line for line in table if line.get("blrt_p") is not None]
     if not tested:
-        yield f"{text}."
         return
     # A test with few draws cannot have a smaller p.
     level = max(_SIGNIFICANCE_LEVEL, 1 / (manifest["hyperparameters"]["blrt"] + 1))
