@@ -107,7 +107,7 @@ def test_values_are_matched_with_names_of_levels(values: Any) -> None:
         ({"a": ["no", None]}, r"Feature 'a' has the levels \['no', None\]\. Pass a list of values"),
         ({"ba": range(3)}, r"levels has 'ba', which is no feature"),
         (["no", "yes"], r"row 2 \(counted from 1\), column 'b': the value is 'maybe', not one of "
-         r"the levels no<yes or missing"),
+         r"the levels no, yes or missing"),
     ],
 )  # fmt: skip
 def test_wrong_levels_are_refused(levels: Any, message: str) -> None:
