@@ -91,7 +91,7 @@ def test_every_model_is_checked() -> None:
 
 
 @pytest.mark.few(108)
-@pytest.mark.parametrize(("estimator", "check"), iter_checks())
+@pytest.mark.parametrize(("estimator", "check"), [*iter_checks()])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_scikit_learn_takes_it(estimator: Any, check: Any) -> None:
     check(estimator)
