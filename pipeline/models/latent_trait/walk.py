@@ -103,6 +103,7 @@ _NODES = 9
 _MAX_STEP = 1.0  # of a weight or offset in a pass
 _MAX_LOADING = 0.9
 _FEW_LINKS = 3  # members that link a period to earlier ones
+_NO_CHANGE = 1e-4  # mean variance of changes since first positions, which have 1
 
 
 @dataclass(frozen=True)
@@ -582,7 +583,7 @@ class WalkingTrait(Model):
                 "determined, and positions are those of a fit without {dynamics=walk}"
             )
             warnings.append(FitWarning(text))
-        elif self.innovation is None and innovation < 2 * MIN_INNOVATION:
+        elif self.innovation is None and innovation * self._times.mean_age < _NO_CHANGE:
             text = (
                 "the variance of changes is estimated as 0: positions hardly differ from period "
                 "to period"

@@ -63,6 +63,7 @@ Indices = NDArray[np.intp]
 
 _SAME_DIRECTION = 1e-9  # largest difference of the coordinates of directions
 _REACH = 6.5  # of the nodes, in standard deviations of the traits
+_FAR = 2.0  # standard deviations of v between its mean and the last node, at least
 _MAX_NODES, _FINE = 2**10, 0.5  # _FINE scales the distance of nodes of rows' posteriors
 _BATCH_ENTRIES = 2**18  # responsibilities of rows: 2 MiB
 _DRAWS_PER_ROW, _DRAW_ENTRIES = 200, 2**19  # curves of rows at their draws: 4 MiB
@@ -290,6 +291,14 @@ def _tilt(rows: _Rows, s: int, table: Floats, direction: Floats, line: Floats) -
     spacing = line[1] - line[0]
     log_total = largest + np.log(total) + math.log(spacing) - 0.5 * np.log(2 * math.pi * c)
     tilted_variance = np.maximum(tilted_variance, _MIN_VARIANCE)
+    for end, inner in ((0, 1), (-1, -2)):  # beyond the nodes, log P is nearly linear in v
+        slope = (table[:, end] - table[:, inner]) / (line[end] - line[inner])
+        moved, deviation = m + c * slope, np.sqrt(np.minimum(c, 1.0))
+        is_far = np.sign(line[end]) * moved > abs(line[end]) - _FAR * deviation
+        nats = table[:, end] + slope * (m - line[end]) + 0.5 * c * slope**2
+        tilted_mean = np.where(is_far, moved, tilted_mean)
+        tilted_variance = np.where(is_far, c, tilted_variance)
+        log_total = np.where(is_far, nats, log_total)
     return _Tilted(m, c, tilted_mean, tilted_variance, log_total, shares)
 
 

@@ -165,3 +165,15 @@ def test_weights_of_rows_repeat_them() -> None:
     twice = sum_site_statistics(np.tile(X, (2, 1)), np.tile(mask, (2, 1)), items, line)
     for ours, theirs in zip((*once.sums, once.moments), (*twice.sums, twice.moments), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-8)
+
+
+def test_rows_beyond_the_nodes_equal_quadrature() -> None:
+    """Prior means far from 0, as a continuous value of an outlying row gives."""
+    items = make_items(2)
+    X, observed = draw_rows(items, 40)
+    means = np.linspace([-14.0, 0.5], [14.0, -0.5], 40)
+    exact = compute_row_posterior(X, observed, items, means)
+    found = compute_site_posterior(X, observed, items, means)
+    np.testing.assert_allclose(found.mean, exact.mean, atol=0.03)
+    np.testing.assert_allclose(found.covariance, exact.covariance, atol=0.06)
+    np.testing.assert_allclose(found.log_likelihood, exact.log_likelihood, atol=0.02)
