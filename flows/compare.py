@@ -105,7 +105,7 @@ def main(
         return
     names = [*runs] if has_scales else [line["fit"] for line in by_scale[""]]
     tables = {scale: make_comparison_table(own, names) for scale, own in by_scale.items()}
-    console = Console(width=_CONSOLE_WIDTH, soft_wrap=True, highlight=False)
+    console = Console(width=_CONSOLE_WIDTH, soft_wrap=True, highlight=False, emoji=False)
     console.print(join_tables(tables))
     for text in iter_notes(by_scale, names):
         console.print(text, markup=False)

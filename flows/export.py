@@ -324,7 +324,7 @@ def main(*, options: ExportOptions, json: Json = False) -> None:
     if json:
         print_json(summary)
         return
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(soft_wrap=True, highlight=False, emoji=False)
     console.print(f"{summary['n_rows']:,} rows, {len(summary['columns']):,} columns")
     for name, value in list_scales(summary["scale"]):
         console.print(f"{name}: {value}")

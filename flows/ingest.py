@@ -42,10 +42,11 @@ Several files, or a quoted glob, are read in parallel and stored in the given or
 contain folders called NAME=VALUE; NAME becomes a column of their rows. Files in an object store,
 such as s3://BUCKET/PATH, are downloaded to temporary files.
 
-Values must be 0, 1, true, false or missing. Other values are refused with their row and column,
-unless --map, --yes, --no or --threshold defines their meaning, or they are ordered: --levels and
---ordinal keep up to 16 levels, as do ordered categoricals in .parquet and ordinal columns in .sav.
-Categories without an order are nominal: --nominal, other categoricals, and nominal columns in .sav.
+Values must be 0, 1, true, false, yes, no or missing. Other values are refused with their row and
+column, unless --map, --yes, --no or --threshold defines their meaning, or they are ordered:
+--levels and --ordinal keep up to 16 levels, as do ordered categoricals in .parquet and ordinal
+columns in .sav. Categories without an order are nominal: --nominal, other categoricals, and nominal
+columns in .sav.
 """
 EXAMPLES = f"""Examples:
 

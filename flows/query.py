@@ -168,7 +168,7 @@ def _print_answer(
     for event, probability, marginal, lift in answer.iter_lines():
         ratio = "" if isnan(lift) else f"{lift:.2f}"
         table.add_row(escape(event), f"{probability:.4g}", f"{marginal:.4g}", ratio)
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(soft_wrap=True, highlight=False, emoji=False)
     console.print(table)
     if target is not None:
         console.print(f"table: {target}", markup=False)

@@ -92,7 +92,7 @@ def main(
         table.add_column(column, no_wrap=True)
     for fit in fits:
         table.add_row("*" if fit["latest"] else "", fit["artifact"], *_format_cells(fit))
-    console = Console(highlight=False, width=_CONSOLE_WIDTH)
+    console = Console(highlight=False, width=_CONSOLE_WIDTH, emoji=False)
     console.print(table if fits else f"no fits below {folder}")
 
 

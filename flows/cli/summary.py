@@ -95,7 +95,7 @@ def print_summary(
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in rows:
         table.add_row(name, value)
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(soft_wrap=True, highlight=False, emoji=False)
     console.print(table)
     for warning in warnings:
         console.print(f"warning: {warning}", markup=False)
@@ -290,7 +290,7 @@ def print_fit(summary: Mapping[str, Any]) -> None:
         table = make_table(*columns, left=())
         for row in rows:
             table.add_row(*row)
-        console = Console(width=_WIDE, soft_wrap=True, highlight=False)
+        console = Console(width=_WIDE, soft_wrap=True, highlight=False, emoji=False)
         console.print(table)
         console.print(f"{CLASS_NUMBER_NOTE}\n", markup=False)
     print_summary(_make_fit_rows(summary), results, [*summary["warnings"], *alerts])

@@ -346,6 +346,6 @@ def run_trials(
 
 def print_results(summary: Mapping[str, Any], *parts: Table | str) -> None:
     """Print tables and lines, then the paths of the files."""
-    console = Console(soft_wrap=True, highlight=False, width=_CONSOLE_WIDTH)
+    console = Console(soft_wrap=True, highlight=False, emoji=False, width=_CONSOLE_WIDTH)
     for part in (*parts, *summary["files"]):
         console.print(part, markup=False)

@@ -67,7 +67,7 @@ def main(
         check_target_file(path, options.overwrite)
     write_report(report, page)
     _write_pictures(figures, picture_format)
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(soft_wrap=True, highlight=False, emoji=False)
     for note in report.notes:
         console.print(f"warning: {note}", markup=False)
     console.print(f"report: {options.output}", markup=False)

@@ -25,7 +25,7 @@ from pipeline.data.blocks import BinaryBlock, pack_block
 from pipeline.data.display import DisplayItems, ResultDisplayMixin
 from pipeline.data.features import Feature, find_continuous, parse_number, split_values
 from pipeline.data.matching import get_fitted_segments
-from pipeline.data.tables import name_level
+from pipeline.data.tables import is_missing, name_level
 from pipeline.errors import FitError, format_suggestion
 from pipeline.executors.base import limit_blas_threads
 from pipeline.inference.transform import iter_portions
@@ -195,6 +195,10 @@ def _find_value(feature: Feature, value: Any) -> float:
                 parameter="given",
             )
         return number
+    if is_missing(value):  # even if a level is called None
+        raise FitError(
+            f"the value of {feature.name!r} is missing. Leave it out.", parameter="given"
+        )
     text = name_level(value)
     if text not in feature.levels:
         raise FitError(

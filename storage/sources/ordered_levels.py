@@ -301,8 +301,9 @@ def select_occurring_levels(
         if {*levels} <= {*BINARY_LEVELS}:
             found[name] = BINARY_LEVELS
             continue
-        remedy = "{levels=FEATURES:LOW<HIGH}" if option.is_auto else "{ordinal=FEATURES:LOW-HIGH}"
-        place = f"{{ordinal={quote(option.columns)}{_AUTO * option.is_auto}}}: feature {name!r}"
+        kind = "nominal" if option.is_nominal else "ordinal"
+        remedy = "{levels=FEATURES:LOW<HIGH}" if option.is_auto else f"{{{kind}=FEATURES:LOW-HIGH}}"
+        place = f"{{{kind}={quote(option.columns)}{_AUTO * option.is_auto}}}: feature {name!r}"
         if len(levels) == 1:
             raise DataError(
                 f"{place} has no other value than {levels[0]}. Leave it out with "

@@ -784,7 +784,8 @@ def _explain_values(
         return (
             f"{_format_counts(counts, _MAX_NAMED)}. If they are not a feature, use {keep_or_drop}"
         )
-    return f"{_format_counts(counts, _MAX_DISTINCT)}. {_suggest_map(counts, not_a_feature)}"
+    remedy = _suggest_map(counts, not_a_feature, name if in_table else "*")
+    return f"{_format_counts(counts, _MAX_DISTINCT)}. {remedy}"
 
 
 def _format_counts(counts: Counter[str], n_shown: int) -> str:
@@ -794,7 +795,7 @@ def _format_counts(counts: Counter[str], n_shown: int) -> str:
     return f"Nearby values: {', '.join(listed)}"
 
 
-def _suggest_map(counts: Counter[str], alternative: str) -> str:
+def _suggest_map(counts: Counter[str], alternative: str, name: str) -> str:
     """Suggest a map: the usual meaning of words such as yes, or both meanings of two values."""
     plain = {remove_quotes(value): n for value, n in counts.most_common()}
     ones, zeros = ([v for v in plain if v.lower() in words] for words in (_YES_WORDS, _NO_WORDS))
@@ -802,25 +803,25 @@ def _suggest_map(counts: Counter[str], alternative: str) -> str:
     if ones and zeros and not {*ones, *zeros} <= _BIT_WORDS:
         pairs = [f"{quote(v)}=1" for v in ones] + [f"{quote(v)}=0" for v in zeros]
         remedy = f"Use {{map={','.join(pairs)}}}{_format_missing_options(unmapped)}"
-        return remedy + _suggest_order([*plain])
+        return remedy + _suggest_order([*plain], name)
     n_bits = sum(n for value, n in plain.items() if value in _BIT_WORDS)
     if n_bits > _BIT_SHARE * counts.total():
         return f"Correct it, or read it as missing:{_format_missing_options(unmapped)}"
     if not 2 <= len(plain) <= _MAX_PROPOSED:
         return (
             "Define the meaning of every value: {map=VALUE=1,VALUE=0}, and "
-            f"{{missing=VALUE}} for the rest{_suggest_order([*plain])}{alternative}"
+            f"{{missing=VALUE}} for the rest{_suggest_order([*plain], name)}{alternative}"
         )
     one, zero, *unmapped = sorted(plain, key=lambda value: value != "1")  # 1 first
     missing, one, zero = _format_missing_options(unmapped), quote(one), quote(zero)
     return (
         f"Define their meaning: {{map={one}=1,{zero}=0}}{missing}, or "
         f"{{map={one}=0,{zero}=1}}{missing}"
-        f"{_suggest_order([*plain])}{alternative}"
+        f"{_suggest_order([*plain], name)}{alternative}"
     )
 
 
-def _suggest_order(values: Sequence[str]) -> str:
+def _suggest_order(values: Sequence[str], name: str) -> str:
     """Suggest how to keep three or more values as levels; a usual order is recognised."""
     values = [*{value.casefold(): value for value in values}.values()]
     if len(values) < _MIN_ORDERED:
@@ -830,7 +831,10 @@ def _suggest_order(values: Sequence[str]) -> str:
         is_whole = all(number.is_integer() for number in numbers)
         options = ["{ordinal=*}"] * is_whole + ["{threshold=T}"] * (len(values) > _MAX_PROPOSED)
         return f", or, if the values are ordered, {' or '.join(options)}" if options else ""
-    levels, nominal = join_levels(_sort_grades(sorted(values))), format_nominal("*", sorted(values))
+    levels, nominal = (
+        join_levels(_sort_grades(sorted(values))),
+        format_nominal(name, sorted(values)),
+    )
     return (
         f", or, if the values are ordered, {{levels={levels}}} (check the order), or, if they are "
         f"categories, {nominal}"

@@ -12,6 +12,7 @@ import pyreadstat
 import pytest
 
 import latentbits as lb
+from flows.cli.summary import print_summary
 from pipeline.errors import FitError
 from storage.dataset.dataset import open_dataset
 from storage.format.manifests import write_manifest
@@ -192,3 +193,22 @@ def test_models_and_options_that_need_an_order_refuse(folder: Path) -> None:
     for option in ({"cut": ["media0>=web"]}, {"reverse": ["media0"]}):
         with pytest.raises(FitError, match="feature 'media0' is nominal"):
             lb.fit(path, "bernoulli-mixture", **option)  # type: ignore[arg-type]
+
+
+def test_errors_propose_categories_of_their_column(cli: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    lines = [f"{['tv', 'radio', 'web'][i % 3]},{i % 2},{i}" for i in range(18)]
+    path.write_text("\n".join(["media,vote,n", *lines]))
+    words = ("ingest", path, "--dataset", tmp_path / "d.zarr", "--drop", "n")
+    done = cli(*words)
+    assert "if they are categories, --nominal media:radio,tv,web;" in done.message
+    assert cli(*words, "--nominal", "media:radio,tv,web").code == 0
+    done = cli(
+        "ingest", path, "--dataset", tmp_path / "e.zarr", "--nominal", "n", "--drop", "media"
+    )
+    assert "--nominal n: feature 'n' has 18 distinct values" in done.message
+
+
+def test_names_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    print_summary([("media=a:b: share", "0.4")], {})
+    assert capsys.readouterr().out.split() == ["media=a:b:", "share", "0.4"]

@@ -221,6 +221,7 @@ def test_covariates_are_refused(params: BernoulliMixtureParams) -> None:
         ({"f1": 1}, ["fox"], r"^of: The fit has no feature 'fox'\. "),
         ({"f1O": 1}, ["f2"], r"^given: The fit has no feature 'f1O'\. Did you mean 'f1"),
         ({"f1": 2}, ["f2"], r"^given: 'f1' has no level '2'\. Choose one of: 0, 1\."),
+        ({"mood": None}, ["f2"], r"^given: the value of 'mood' is missing\. Leave it out\."),
         ({"mood": "bad"}, ["f2"], r"^given: 'mood' has no level 'bad'\. Choose one of: low, "),
         ({"f1": 1}, ["f2", "f1"], r"^'f1' is in both given and of\. "),
         ({"f1": 1}, ["age"], r"^of: 'age' is continuous, so it has no levels\. "),
