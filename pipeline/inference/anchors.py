@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _TEXT = re.compile(r"\s*(.+?)\s*=\s*([^,=]*)(?:,|$)")
 _CLEAR = 2.0  # standard errors between anchors
+_MAX_POSITION, _MIN_DISTANCE = 1_000_000, 1e-6  # of positions
 
 
 class Anchor(NamedTuple):
@@ -86,8 +87,11 @@ def _parse_number(name: str, value: Any) -> float:
         number = float(value)
     except (TypeError, ValueError):
         number = np.nan
-    if not np.isfinite(number):
-        raise FitError(f"{{anchors}}: the position of {name!r} is {value!r}, but must be a number.")
+    if not abs(number) <= _MAX_POSITION:
+        raise FitError(
+            f"{{anchors}}: the position of {name!r} is {value!r}, but must be a number from "
+            f"-{_MAX_POSITION:,} to {_MAX_POSITION:,}."
+        )
     return number
 
 
@@ -142,17 +146,17 @@ def _check_positions(positions: Mapping[str, tuple[float, ...]], model: LatentTr
     lengths = {len(position) for position in positions.values()}
     if lengths == {1} and len(positions) == 2:
         first, second = positions
-        if positions[first] == positions[second]:
+        if abs(positions[first][0] - positions[second][0]) < _MIN_DISTANCE:
             raise FitError(
-                f"{{anchors}}: {first!r} and {second!r} have the same position. Give them different"
-                " ones."
+                f"{{anchors}}: {first!r} and {second!r} have the same position. Give them positions"
+                f" that differ by {_MIN_DISTANCE:g} or more."
             )
     elif q is None or q == 1 or lengths != {q} or len(positions) != q + 1:
         wishes = "two rows with one number each, such as US=+1,CU=-1"
         if q is not None and q > 1:
             wishes += f"; or of {q + 1} rows with {q} numbers each, such as US={'0:' * (q - 1)}1"
         raise FitError(f"{{anchors}} need the names of {wishes}.")
-    elif np.linalg.matrix_rank(_subtract_first(list(positions.values()))) < q:
+    elif np.linalg.matrix_rank(_subtract_first([*positions.values()]), _MIN_DISTANCE) < q:
         raise FitError(
             "{anchors}: the positions lie on a line or a plane, so they do not fix all traits. "
             "Choose others."
@@ -179,7 +183,7 @@ def anchor_fit(
 ) -> FitState:
     """Move the traits of a finished fit so that the anchors have their positions.
 
-    If the fit does not tell the anchors apart, a warning says so.
+    If the fit does not tell the anchors apart, or one has the weight 0, a warning says so.
     """
     if not anchors:
         return state
@@ -189,6 +193,10 @@ def anchor_fit(
     keys = np.unique(np.searchsorted(ends, wanted, side="right")).tolist()
     code = partial(_code_rows, model, state.params, rows, RowRandom(seed), wanted)
     found = {row: own for part in executor.map(code, keys) for row, own in part.items()}
+    if unread := [anchor.name for anchor in anchors if anchor.row not in found]:
+        return state.with_warning(
+            f"{{anchors}} have no effect: the row {unread[0]!r} has the weight 0"
+        )
     targets = np.array([anchor.position for anchor in anchors])
     q, n_moved = len(found[wanted[0]][0]), targets.shape[1]
     codes, variances = (np.array([found[row][k][:n_moved] for row in wanted]) for k in range(2))

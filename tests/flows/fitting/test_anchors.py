@@ -26,7 +26,8 @@ def make_votes(levels: int = 1) -> lb.Dataset:
     X = np.asarray(X, float)
     X[3], X[N_ROWS - 1], X[4] = levels, 0, levels
     X[5], X[6, 1:] = np.nan, np.nan
-    columns = {"name": NAMES, "party": ["left", "right", "NA"] * (N_ROWS // 3)}
+    columns: dict[str, Any] = {"name": NAMES, "party": ["left", "right", "NA"] * (N_ROWS // 3)}
+    columns["weight"] = [2] * (N_ROWS - 1) + [0]
     return lb.from_numpy(X, keep=columns, levels=[0, 1, 2] if levels > 1 else None)
 
 
@@ -137,6 +138,8 @@ def test_anchors_that_cannot_fix_a_scale_are_refused(votes: lb.Dataset) -> None:
         "member 3": "Write the names of two rows",
         "member 3=one,NA=-1": "is 'one', but must be a number",
         "member 3=inf,NA=-1": "must be a number",
+        "member 3=1e308,NA=-1": "must be a number from -1,000,000 to 1,000,000",
+        "member 3=1e-9,NA=0": "differ by 1e-06 or more",
         "left=1,NA=-1": "rows have this text in column 'party'",
     }.items():
         with pytest.raises(FitError, match=message):
@@ -155,6 +158,12 @@ def test_anchors_at_one_position_have_no_effect(votes: lb.Dataset) -> None:
     assert same.params.traits is None
     near = lb.fit(votes, "latent-trait", anchors="member 5=1,member 6=2", **SETTINGS)
     assert any("the scale is hardly determined" in text for text in near.warnings)
+
+
+def test_anchors_of_weight_0_have_no_effect(votes: lb.Dataset) -> None:
+    fitted = lb.fit(votes, "latent-trait", weight="weight", anchors=ANCHORS, **SETTINGS)
+    assert any("'Smith, John' has the weight 0" in text for text in fitted.warnings)
+    assert fitted.params.traits is None
 
 
 @pytest.mark.matrix
