@@ -353,7 +353,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         Raises
         ------
         ValueError
-            If Z has another number of components than the model.
+            If Z has another number of components than the model, or a feature is nominal.
         """
         check_is_fitted(self)
         codes: NDArray[Any] = check_array(Z, dtype=[np.float64, np.float32])
@@ -363,6 +363,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
                 f"{self._n_features_out} components."
             )
         indices = None if segments is None else self._find_segments(segments, len(codes))
+        self._check_expected_levels("reconstruct")
         model = check_can_reconstruct(self.fitted_.model)
         values = model.reconstruct(self.fitted_.params, codes.astype(np.float64), indices)
         return self._restore_values(sum_planes(values, self._list_features()).astype(codes.dtype))
@@ -386,6 +387,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             If the data cannot be used.
         """
         check_is_fitted(self)
+        self._check_expected_levels("impute")
         dataset = self._make_dataset(self._check_X(X), None, segments)
         codes = api.transform(
             self.fitted_,
@@ -430,6 +432,16 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             self.fitted_.params, n_samples, rng
         )
         return self._restore_values(sum_planes(X, self._list_features()))
+
+    def _check_expected_levels(self, option: str) -> None:
+        """Raise `FitError` if categories of a feature have no expected level."""
+        for feature in self._list_features():
+            if feature.is_nominal and len(feature.levels) > 2:
+                raise FitError(
+                    f"Feature {feature.name!r} is nominal, so it has no expected level. Use "
+                    f'latentbits.transform(estimator.fitted_, X, {option}="levels") or '
+                    f'"probabilities".'
+                )
 
     def _restore_values(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return values on the scale of X, (n_samples, n_features); reversed ones are turned."""

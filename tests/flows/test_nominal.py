@@ -212,3 +212,14 @@ def test_errors_propose_categories_of_their_column(cli: Any, tmp_path: Path) -> 
 def test_names_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     print_summary([("media=a:b: share", "0.4")], {})
     assert capsys.readouterr().out.split() == ["media=a:b:", "share", "0.4"]
+
+
+def test_estimators_refuse_expected_levels_of_categories() -> None:
+    frame = pd.DataFrame({"media": pd.Categorical(["tv", "web", "dvd"] * 4), "vote": [0, 1] * 6})
+    with pytest.warns(UserWarning, match="not identified|no better"):
+        estimator = lb.BernoulliMixture(n_components=2).fit(frame)
+    with pytest.raises(FitError, match=r"'media' is nominal, .* reconstruct=\"levels\"\)"):
+        estimator.inverse_transform([[0.5, 0.5]])
+    with pytest.raises(FitError, match=r"'media' is nominal, .* impute=\"levels\"\)"):
+        estimator.impute(frame)
+    assert len(lb.transform(estimator.fitted_, frame, impute="levels")["imputed_levels"]) == 12
