@@ -221,6 +221,10 @@ def read_column(column: nw.Series[Any]) -> NDArray[Any]:
 
 def _select(frame: Any, columns: Sequence[Any]) -> Any:
     """Select columns by name; those of pandas need not be texts."""
+    if is_lazy_frame(frame) or frame.implementation.is_polars():
+        for name in columns:
+            if name == "*" or (name.startswith("^") and name.endswith("$")):
+                raise FitError(f"Column {name!r}: Polars takes this name for a pattern. Rename it.")
     if is_lazy_frame(frame):
         return frame.select(columns)
     import narwhals as nw

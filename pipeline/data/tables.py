@@ -816,6 +816,7 @@ def convert_frame(
     names = _check_columns(segment, keep, available)
     chosen = available if features is None else _check_columns(None, features, available)
     own_names = [name for name in chosen if name not in names]
+    rows = open_frame(frame, own_names)
     if rule is None and (levels is None or isinstance(levels, Mapping)):
         stated = _list_nominal(nominal)
         ordered, unordered = list_categories(frame, own_names)
@@ -824,7 +825,6 @@ def convert_frame(
         nominal = {n: values for n, values in unordered.items() if n not in named} | own
         levels = {n: values for n, values in ordered.items() if n not in own} | dict(levels or {})
         levels = levels or None
-    rows = open_frame(frame, own_names)
     per_row = read_columns(frame, names)
     columns = {name: per_row[name] for name in keep}
     segments = None if segment is None else per_row[segment]

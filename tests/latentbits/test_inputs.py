@@ -303,3 +303,11 @@ def test_words_of_one_meaning_are_bits(X: np.ndarray) -> None:
     assert lb.Scorer(fitted)(row) == lb.Scorer(fitted)(dict(plain.iloc[0]))
     with pytest.raises(FitError, match=r"^row 1 \(.*the value is 'y', not 0, 1, True"):
         lb.fit(words.assign(f0="y"))
+
+
+@pytest.mark.parametrize("name", ["*", "^a.*$"])
+def test_polars_columns_that_are_patterns_are_refused(name: str) -> None:
+    frame = pl.DataFrame({name: ["x", "y"], "a": [0, 1]}, schema_overrides={name: pl.Categorical})
+    for own in (frame, frame.lazy()):
+        with pytest.raises(FitError, match=r"Polars takes this name for a pattern\. Rename it"):
+            lb.from_dataframe(own, features=[name, "a"])
