@@ -103,6 +103,7 @@ _NODES = 9
 _MAX_STEP = 1.0  # of a weight or offset in a pass
 _MAX_LOADING = 0.9
 _FEW_LINKS = 3  # members that link a period to earlier ones
+_INNOVATION = 0.1  # start of s² in the unit of times
 _NO_CHANGE = 1e-4  # mean variance of changes since first positions, which have 1
 
 
@@ -312,11 +313,14 @@ class WalkingTrait(Model):
         periods = self._periods
         times, period = np.unique(periods.time, return_inverse=True)
         n_states = len(period)
+        innovation = self.innovation
+        if innovation is None:
+            innovation = _INNOVATION / self._times.unit
         margins = (ones + 0.5) / (observed + 1.0)
         params = WalkParams(
             np.zeros((len(ones), 1)),
             logit(margins),
-            np.array(0.1 if self.innovation is None else self.innovation),
+            np.array(innovation),
             times,
             periods.member,
             period.astype(np.int64),
@@ -447,7 +451,8 @@ class WalkingTrait(Model):
         return replace(state, params=self._smooth(params, sites))
 
     def _estimate_prior(self, params: WalkParams, sites: Sites, penalty: ItemPenalty) -> WalkPrior:
-        start = WalkPrior(innovation=max(float(params.innovation_variance), MIN_INNOVATION))
+        smallest = MIN_INNOVATION / self._times.unit
+        start = WalkPrior(innovation=max(float(params.innovation_variance), smallest))
         return estimate_walk_prior(self._times, sites, start, self.innovation, penalty)
 
     def pack_params(self, params: WalkParams) -> Array:

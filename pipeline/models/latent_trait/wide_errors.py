@@ -235,7 +235,8 @@ def _orthonormalize(
 ) -> tuple[Array, Array]:
     """Return a basis of the directions with Vᵀ D V = 1, and the information along it."""
     gram = directions.T @ (metric @ directions)
-    scale = 1 / np.sqrt(np.maximum(np.diag(gram), np.finfo(float).tiny))
+    lengths, tiny = np.diag(gram), np.finfo(float).tiny
+    scale = np.where(lengths > tiny, 1 / np.sqrt(np.maximum(lengths, tiny)), 0.0)
     values, vectors = np.linalg.eigh(gram * scale[:, None] * scale)
     is_kept = values > 1e-10 * values.max(initial=0.0)
     basis = scale[:, None] * vectors[:, is_kept] / np.sqrt(values[is_kept])

@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 MIN_INNOVATION = 1e-8
-"""Smallest innovation variance of an estimate; positions then hardly move."""
+"""Smallest innovation variance of an estimate, in the unit of times; positions then hardly move."""
 _MAX_LOG = math.log(1e4)  # of variances that are estimated, and of 1 / them
 _MIN_CAVITY = 1e-12  # precision of a cavity
 
@@ -121,11 +121,14 @@ class WalkTimes(NamedTuple):
         For each k, the time since the state before, of the same length; empty for the first.
     mean_age
         Mean over all states of the time since the first state of the member.
+    unit
+        Median gap. Bounds and starts of s² are for this unit, as times may count years or seconds.
     """
 
     steps: tuple[Integers, ...]
     gaps: tuple[Floats, ...]
     mean_age: float = 0.0
+    unit: float = 1.0
 
     @classmethod
     def from_states(cls, member: Integers, time: Floats) -> WalkTimes:
@@ -137,7 +140,8 @@ class WalkTimes(NamedTuple):
         steps = tuple(first[:n] + k for k, n in enumerate(n_members))
         gaps = (np.empty(0), *(time[own] - time[own - 1] for own in steps[1:]))
         age = sum(float((time[own] - time[own - k]).sum()) for k, own in enumerate(steps))
-        return cls(steps, gaps, age / len(member))
+        unit = float(np.median(np.concatenate(gaps))) if len(gaps) > 1 else 1.0
+        return cls(steps, gaps, age / len(member), unit)
 
     @property
     def n_members(self) -> int:
@@ -241,6 +245,7 @@ def estimate_walk_prior(
     bounds: list[tuple[float | None, float]] = [(-100.0, 100.0), (-_MAX_LOG, _MAX_LOG)]
     if innovation is None and times.n_steps:
         first.append(math.log(start.innovation))
-        bounds.append((math.log(MIN_INNOVATION), _MAX_LOG))
+        log_unit = math.log(times.unit)
+        bounds.append((math.log(MIN_INNOVATION) - log_unit, _MAX_LOG - log_unit))
     found = minimize(score, np.array(first), jac=True, method="L-BFGS-B", bounds=bounds)
     return read(found.x)

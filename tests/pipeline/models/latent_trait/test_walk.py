@@ -114,6 +114,15 @@ def test_rows_in_any_order_have_the_same_positions() -> None:
         lb.transform(fitted, changed)
 
 
+def test_the_unit_of_time_does_not_matter() -> None:
+    members, terms, votes, _ = draw_votes()
+    years, _ = fit(votes, members, terms, max_iter=5)
+    seconds, _ = fit(votes, members, 3e7 * np.asarray(terms), max_iter=5)
+    np.testing.assert_allclose(seconds.params.position, years.params.position, atol=1e-6)
+    ratio = years.params.innovation_variance / seconds.params.innovation_variance
+    assert ratio == pytest.approx(3e7, rel=1e-6)
+
+
 def test_untidy_members_have_positions() -> None:
     """One vote, unanimous votes, no vote, a gap, and periods that nobody links."""
     votes, members, times, _ = simulate(30, 4, 15)
