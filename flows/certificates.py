@@ -51,7 +51,7 @@ def main(
     # Valid at once, even for a clock that is a little behind.
     files = issue_certificates(host, datetime.now(UTC) - timedelta(minutes=5))
     folder.mkdir(parents=True, exist_ok=True)
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(soft_wrap=True, highlight=False, emoji=False)
     for name, content in files.items():
         _write_private_file(folder / name, content)
         console.print(str(folder / name), markup=False)

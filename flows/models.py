@@ -62,7 +62,7 @@ def main(*, json: Json = False) -> None:
                 f"{key.removeprefix('n_')}={value}" for key, value in fixed.items()
             )
             table.add_row(f"  {alias}", f"{name} with {settings_text}.")
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     console.print(table)
     console.print(
         rewrite_commands("python -m flows.fit --model NAME --help describes the settings.")

@@ -118,7 +118,7 @@ def main(
         ("trait", f"{found.mean:.4g} (standard error {found.error:.4g})"),
     ]
     print_summary(facts, {})
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(soft_wrap=True, highlight=False, emoji=False)
     if found.is_done:
         reached = found.error <= max_error
         console.print("done: " + ("the error is small enough" if reached else "no item is left"))

@@ -100,7 +100,7 @@ def print_evaluation(summary: Mapping[str, Any], details: bool = False) -> None:
     `details` adds where each model differs most from the data. The tests of several scales are in
     one table each.
     """
-    console = Console(width=_CONSOLE_WIDTH, soft_wrap=True, highlight=False)
+    console = Console(width=_CONSOLE_WIDTH, soft_wrap=True, highlight=False, emoji=False)
     by_scale: Mapping[str, Mapping[str, Any]] = summary.get("scales", {"": summary})
     lines = (
         f"rows: {format_row_count(own['n_samples'], own['split'])}"

@@ -67,4 +67,6 @@ def main(
     """Draw the loadings and print the path of the figure."""
     check_installed("A figure", *REPORT_PACKAGES)
     n_drawn = draw_loadings(load_artifact(artifact), image_shape, Path(output), components)
-    Console(soft_wrap=True, highlight=False).print(f"{n_drawn} loadings: {output}", markup=False)
+    Console(soft_wrap=True, highlight=False, emoji=False).print(
+        f"{n_drawn} loadings: {output}", markup=False
+    )
