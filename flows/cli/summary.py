@@ -94,7 +94,7 @@ def print_summary(
     """Print a table of names and values, the warnings, and the named paths of the results."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in rows:
-        table.add_row(name, value)
+        table.add_row(escape(name), escape(value))
     console = Console(soft_wrap=True, highlight=False, emoji=False)
     console.print(table)
     for warning in warnings:

@@ -210,8 +210,8 @@ def test_errors_propose_categories_of_their_column(cli: Any, tmp_path: Path) -> 
 
 
 def test_names_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    print_summary([("media=a:b: share", "0.4")], {})
-    assert capsys.readouterr().out.split() == ["media=a:b:", "share", "0.4"]
+    print_summary([("media=a:b: share", "[red] [/b]")], {})
+    assert capsys.readouterr().out.split() == ["media=a:b:", "share", "[red]", "[/b]"]
 
 
 def test_estimators_refuse_expected_levels_of_categories() -> None:
