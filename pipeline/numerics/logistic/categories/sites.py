@@ -123,15 +123,12 @@ def list_sites(items: LevelItems) -> list[Site]:
 
 def choose_site_spacing(items: LevelItems, stretch: float = 1.0) -> float:
     """Return a distance of nodes v_l that suits all sites; infinite without sites."""
-    spacing, numbers = math.inf, items.gaussians
-    for site in list_sites(items):
-        own = site.items
-        if numbers is not None:
+    spacing = math.inf
+    for site in list_sites(items):  # items of other sites make the distribution of v narrower too
+        own = items._replace(weights=(items.weights @ site.direction)[:, None])
+        if (numbers := items.gaussians) is not None:
             along = (numbers.weights @ site.direction)[:, None]
-            own = own._replace(
-                n_planes=np.append(own.n_planes, np.zeros(len(along), np.int64)),
-                gaussians=numbers._replace(weights=along),
-            )
+            own = own._replace(gaussians=numbers._replace(weights=along))
         spacing = min(spacing, choose_level_lattice(own, stretch).spacing)
     return max(spacing, 2 * _REACH / _MAX_NODES)
 

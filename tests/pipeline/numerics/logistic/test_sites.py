@@ -12,6 +12,7 @@ from pipeline.numerics.logistic.categories.gaussian_items import GaussianItems
 from pipeline.numerics.logistic.categories.row_posteriors import compute_row_posterior
 from pipeline.numerics.logistic.categories.scores import sum_form_gradient
 from pipeline.numerics.logistic.categories.sites import (
+    choose_site_spacing,
     compute_site_posterior,
     list_line_nodes,
     list_plane_points,
@@ -177,3 +178,15 @@ def test_rows_beyond_the_nodes_equal_quadrature() -> None:
     np.testing.assert_allclose(found.mean, exact.mean, atol=0.03)
     np.testing.assert_allclose(found.covariance, exact.covariance, atol=0.06)
     np.testing.assert_allclose(found.log_likelihood, exact.log_likelihood, atol=0.02)
+
+
+def test_nodes_resolve_what_the_other_sites_leave() -> None:
+    """Forty items on their own lines, all near one axis."""
+    rng = np.random.default_rng(6)
+    weights = rng.normal([1.5, 0.0, 0.0, 0.0], 0.2, (40, 4))
+    items = LevelItems(weights, rng.normal(size=40), np.ones(40, np.int64), True)
+    X = rng.integers(0, 2, (20, 40)).astype(np.uint8)
+    found = compute_site_posterior(X, None, items, spacing=choose_site_spacing(items))
+    fine = compute_site_posterior(X, None, items, spacing=0.1)
+    np.testing.assert_allclose(found.mean, fine.mean, atol=1e-4)
+    np.testing.assert_allclose(found.log_likelihood, fine.log_likelihood, atol=1e-4)
