@@ -167,7 +167,10 @@ def quote_name(name: str) -> str:
 
 def format_suggestion(word: str, choices: Iterable[str]) -> str:
     """Return ` Did you mean …?` with the choice most similar to the word, or an empty text."""
-    matches = difflib.get_close_matches(word, list(choices), n=1)
+    choices = list(choices)
+    spellings = {choice.casefold(): choice for choice in choices}
+    same = spellings.get(word.casefold())
+    matches = [same] if same else difflib.get_close_matches(word, choices, n=1)
     return f" Did you mean {matches[0]!r}?" if matches else ""
 
 

@@ -205,7 +205,8 @@ def _compare_level_scores(
             raise FitError(
                 f"{{dif}} compares rows that have all answers, but the group {name!r} has only {n} "
                 f"of them; {_MIN_GROUP_ROWS} are needed. Leave out features with many missing "
-                "values, or choose another column."
+                "values, choose another column, or, for a latent-trait fit, use "
+                "{dif_test=likelihood-ratio}, which uses all answers."
             )
     tests = mantel_haenszel(sums["rows"], sums["ones"], n_planes)
     return {

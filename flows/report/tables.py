@@ -356,6 +356,8 @@ def make_fit_statistics_table(manifest: Manifest) -> TextTable | None:
             notes.append(f"{symbol} {verb} the {rows_used} without missing values.")
     for reason, symbols in missing.items():
         notes.append(f"{'; '.join(symbols)} could not be computed: {reason}.")
+    if not rows and not notes:
+        return None
     return TextTable("How well it fits", ("statistic", "value", "meaning"), rows, " ".join(notes))
 
 

@@ -703,12 +703,23 @@ def suggest_remedy(
             remedy = f"Use {option}, or"
             plain = [remove_quotes(value) for value in counts]
             unknown = [value for value in plain if value_map.find_code(value) is None]
-            if value_map.has_candidates and all(value.lstrip("-").isdecimal() for value in unknown):
+            are_codes = all(value.lstrip("-").isdecimal() for value in unknown)
+            if are_codes and (
+                value_map.has_candidates or _are_far_away(unknown, value_map.levels, option)
+            ):
                 missing = _format_missing_options(unknown[:_MAX_PROPOSED])
                 return f"{_format_counts(counts, _MAX_DISTINCT)}. Use{missing}, or {option}."
         return f"{_format_counts(counts, _MAX_DISTINCT)}. {remedy} {{missing=VALUE}}."
     advice = _explain_values(name, counts, len(values), bool(columns), continuous)
     return f"{advice}.{_suggest_long(columns, counts)}"
+
+
+def _are_far_away(values: Sequence[str], levels: Sequence[str], option: str) -> bool:
+    """Return whether whole numbers lie outside a range of levels, too far to widen the range."""
+    if option.startswith("{ordinal=") or not all(level.isdecimal() for level in levels):
+        return False
+    low, high = min(map(int, levels)), max(map(int, levels))
+    return not any(low <= int(value) <= high for value in values)
 
 
 def _suggest_levels(name: str, counts: Counter[str], value_map: ValueMap) -> str:

@@ -95,11 +95,13 @@ def test_bad_patterns_are_refused(cli, tmp_path, rows) -> None:
     dataset = write_arrays(tmp_path / "d.zarr", rows, names=ITEMS)
     (tmp_path / "p.csv").write_text("item,A\nq0,1\nq1\n")
     (tmp_path / "p.txt").write_text("")
+    (tmp_path / "s.csv").write_text("item,scale,reversed\n" + "".join(f"{i},A,no\n" for i in ITEMS))
     options = ("fit", "--dataset", dataset.path, "--model", "latent-trait", "--pattern")
     for name, message in (
         ("p.csv", "has 1 values in the line of 'q1', but 2 columns"),
         ("p.txt", "is neither .csv nor .parquet"),
         ("none.csv", "cannot be read"),
+        ("s.csv", "is a table of scales. For a fit of each scale by itself, use --scales; for"),
     ):
         refused = cli(*options, tmp_path / name)
         assert refused.code == 2

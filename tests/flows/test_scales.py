@@ -109,6 +109,7 @@ def test_scales_are_fitted_and_joined(plain_cli, answers: pd.DataFrame, tmp_path
     ("text", "options", "message"),
     [
         ("item,scale\na11,A\n", (), "has no feature 'a11', an item of scale 'A'. Did you mean 'a"),
+        ("item,scale\nB2,A\n", (), "has no feature 'B2', an item of scale 'A'. Did you mean 'b2'?"),
         ("item,scale\na1,A\na2,A\na1,A\n", (), "item 'a1' is twice in scale 'A'. Delete a line."),
         ("item,scale\nz,A\n", (), "an item of scale 'A'. Correct the name, or delete the line. "),
         ("item,scale\n", (), "scales.csv has no items. Write a line for each item."),

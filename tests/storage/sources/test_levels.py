@@ -362,6 +362,9 @@ def test_a_number_that_is_too_high_for_a_level_may_mean_missing(tmp_path):
     option = 'Use missing=999 missing="-998", or levels="-998<1<2<3<999" (check the order).'
     with pytest.raises(DataError, match=re.escape(option)):
         read(path, parse_ordinal("*"))
+    path = write(tmp_path / "b.csv", "q,b\n1,0\n999,1\n2,0\n3,\n")
+    with pytest.raises(DataError, match='Use missing=999, or levels="0<1<2<3<999"'):
+        read(path, parse_ordinal("*:0-3"))
 
 
 def test_an_infinite_number_is_no_level(tmp_path):
