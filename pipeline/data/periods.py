@@ -111,7 +111,7 @@ def measure_periods(
     rows, values, when = map(np.concatenate, (all_rows, all_ids, all_times))
     found, first, member = np.unique(values, return_index=True, return_inverse=True)
     rank = np.argsort(np.argsort(first))
-    names = _name_members(found[np.argsort(first)], texts)
+    names = name_members(found[np.argsort(first)], texts)
     member = rank[member]
     order = np.lexsort((rows, when, member))
     rows, member, when = rows[order], member[order], when[order]
@@ -125,7 +125,8 @@ def measure_periods(
     return RowPeriods(Periods(row_id, time, names), member, when, rows)
 
 
-def _name_members(ids: NDArray[Any], texts: Iterable[str] | None) -> tuple[str, ...]:
+def name_members(ids: NDArray[Any], texts: Iterable[str] | None) -> tuple[str, ...]:
+    """Return the texts of codes, or of whole numbers if `texts` is None."""
     if texts is None:
         return tuple(f"{number:.0f}" for number in ids.tolist())
     names = [*texts]

@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, RowSource
-from pipeline.data.datasets import Dataset
+from pipeline.data.datasets import Dataset, get_row_columns
 from pipeline.data.features import Feature, are_binary, select_with_levels
 from pipeline.data.level_probabilities import count_levels
+from pipeline.data.periods import name_members
 from pipeline.evaluation.evaluate import EvaluatedModel, split_block
 from pipeline.evaluation.value_scores import compute_value_losses
 from pipeline.executors.base import Executor
@@ -198,8 +199,22 @@ def _describe_rows(
 def find_row_names(dataset: Dataset, split: str | None) -> dict[int, str]:
     """Return the names of rows: the first per-row column of texts that nearly all differ, if any.
 
-    Rows without a text are left out.
+    Rows without a text are left out. Rows of members at times have the names of both.
     """
+    if (periods := get_row_columns(dataset).periods) is not None:
+        ids = dataset.iter_codes(periods.row_id, split)
+        return {
+            row: f"{member}, {time:.10g}"
+            for (rows, own), (_, times) in zip(
+                ids, dataset.iter_numbers(periods.time, split), strict=True
+            )
+            for row, member, time in zip(
+                rows.tolist(),
+                name_members(own, dataset.levels.get(periods.row_id)),
+                times.tolist(),
+                strict=True,
+            )
+        }
     for column in dataset.levels:
         parts = [*dataset.iter_codes(column, split)]
         codes = np.concatenate([own for _, own in parts]) if parts else np.zeros(0)

@@ -114,7 +114,7 @@ def prepare_anchors(
     if not isinstance(model, LatentTrait) and model.name == LatentTrait.name:
         raise FitError(
             "{anchors} cannot be combined with {dynamics=walk}, whose members have many positions. "
-            "Choose the sign by a feature, with {orient}."
+            "Choose the sign by a member or a feature, with {orient}."
         )
     if not isinstance(model, LatentTrait):
         raise FitError(f"{{anchors}} fix the scale of latent-trait, not of {model.title}.")

@@ -181,6 +181,18 @@ def test_a_fit_is_saved_and_loaded(court: tuple[lb.Fitted, Any], tmp_path: Path)
     )
 
 
+def test_rows_of_roll_calls_have_the_names_of_members_and_times(
+    court: tuple[lb.Fitted, Any],
+) -> None:
+    members, terms, votes, _ = draw_votes()
+    names = np.array([f"Justice {member}" for member in members], object)
+    texts = fit(votes, names, terms, innovation=0.1, tol=1e-2)
+    for own, (fitted, data) in ((members, court), (names, texts)):
+        lines = lb.evaluate(fitted, data, roll_calls=True)["roll_calls"]["by_row"]
+        expected = [f"{member}, {term:g}" for member, term in zip(own, terms, strict=True)]
+        assert [line["name"] for line in lines] == expected
+
+
 def test_unsupported_combinations_are_refused() -> None:
     members, terms, votes, _ = draw_votes()
     refusals: dict[str, dict[str, Any]] = {
@@ -192,6 +204,7 @@ def test_unsupported_combinations_are_refused() -> None:
         "needs row_id": {"row_id": None},
         "needs the member and the time": {"row_id": None, "time": None},
         "time: member is the column of row ids": {"time": "member"},
+        "the sign by a member or a feature": {"anchors": {"0": 1, "1": -1}},
     }
     for text, settings in refusals.items():
         with pytest.raises(FitError, match=text):
