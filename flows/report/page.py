@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
-from itertools import chain, compress, groupby, product
+from itertools import chain, groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,7 +83,6 @@ _PARTS = (
     *("tables", "stages", "settings", "diagnostics", "provenance", "arrays"),
 )
 """Parts of a page that may be absent."""
-_MAX_SEARCHED = 12  # figures for which all arrangements are tried
 PlacedFigure = tuple[int, Figure]
 
 
@@ -332,14 +331,13 @@ def _is_square(figure: Figure) -> bool:
 
 
 def _split_into_columns(group: Sequence[PlacedFigure]) -> tuple[tuple[PlacedFigure, ...], ...]:
-    """Split figures into two columns of similar height; the first figure is in the first."""
-    heights = [_estimate_height(figure) for _, figure in group[:_MAX_SEARCHED]]
-    total = sum(heights)
-    choices = product((0,), *[(0, 1)] * (len(heights) - 1))
-    second = min(choices, key=lambda mask: abs(total - 2 * sum(compress(heights, mask))))
-    second += tuple(k % 2 for k in range(len(group) - len(second)))
-    first = tuple(1 - chosen for chosen in second)
-    return tuple(compress(group, first)), tuple(compress(group, second))
+    """Put each figure into the shorter of two columns, so that none is above an earlier one."""
+    columns, heights = (list[PlacedFigure](), list[PlacedFigure]()), [0, 0]
+    for placed in group:
+        shorter = int(heights[1] < heights[0])
+        columns[shorter].append(placed)
+        heights[shorter] += _estimate_height(placed[1])
+    return tuple(map(tuple, columns))
 
 
 def _estimate_height(figure: Figure) -> int:

@@ -356,7 +356,8 @@ class MemoryDataset(ResultDisplayMixin):
             if (number := parse_number(text)) is None:
                 raise FitError(
                     f"Column {name!r} contains the text {text!r}, which is not a number. Choose a "
-                    "column of numbers."
+                    "column of numbers, or ingest it again with empty cells where values are "
+                    "missing."
                 )
             numbers.append(number)
         return np.array([*numbers, np.nan])

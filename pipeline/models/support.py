@@ -162,8 +162,10 @@ def check_features(
     remedies = [f"Cut each in two, such as by {' '.join(cuts)}"] if cuts else []
     if "nominal" in kinds:
         remedies.append(LEAVE_OUT if len(kinds) == 1 else "Leave nominal ones out by {drop=NAME}")
+    parts = (support.features[:-1], support.features[-1:])
+    taken = " and ".join(", ".join(part) for part in parts if part)
     raise FitError(
-        f"{model.name} takes {' and '.join(support.features)} features, but "
+        f"{model.name} takes {taken} features, but "
         f"{' and '.join(problems)}. {'. '.join(remedies)}"
         f"{', or use one of ' + ', '.join(able) if able else ''}."
     )

@@ -31,6 +31,16 @@ def test_no_narrow_figure_stands_beside_nothing(widths: tuple[int, ...]) -> None
         assert len(group.columns) == (2 if group.kind == "pair" else 1)
 
 
+def test_no_figure_is_above_an_earlier_one() -> None:
+    axis = make_axis(0, 1)
+    figures = [
+        Figure(str(k), "", Plot(axis, axis, (), height), width=NARROW_WIDTH)
+        for k, height in enumerate((300, 320, 120, 120, 120, 500))
+    ]
+    (group,) = arrange_figures(figures)
+    assert [[k for k, _ in column] for column in group.columns] == [[0, 2, 4], [1, 3, 5]]
+
+
 def test_names_of_many_labels_are_written_where_they_have_room() -> None:
     rng = np.random.default_rng(0)
     names = np.array([f"animal {k}" for k in range(40)], object)
