@@ -216,7 +216,7 @@ def edit_manifest(path: Path) -> None:
 
 
 def write_newer(path: Path) -> None:
-    write_manifest(path, {**manifest_of(path), "format_version": 4})
+    write_manifest(path, {**manifest_of(path), "format_version": 5})
 
 
 def make_artifact(path: Path) -> None:
@@ -261,7 +261,7 @@ NOT_OPENED: dict[str, tuple[Callable[[Path], Any], str]] = {
         f"the format is None, not '{DATASET_FORMAT}'.",
     ),
     "edited manifest": (edit_manifest, "damaged: its digest differs."),
-    "newer": (write_newer, "format version 4 is not supported. Upgrade latentbits"),
+    "newer": (write_newer, "format version 5 is not supported. Upgrade latentbits"),
     "no group": (lambda path: (path / "zarr.json").unlink(), "the dataset is damaged"),
     "no chunk table": (lambda path: shutil.rmtree(path / "chunks"), "the dataset is damaged"),
     "chunk table lost": (

@@ -111,9 +111,13 @@ def _differentiate_binary_rows(
     ones, present = levels[:, 1::2], levels[:, ::2] + levels[:, 1::2]
     weights, offsets = (np.ascontiguousarray(part) for part in items[:2])
     other, log_joint = np.empty((*ones.shape, x.shape[1])), np.empty(x.shape[:2])
-    points = np.swapaxes(x, 1, 2).copy()
-    fill_row_curves(ones, present, weights, offsets, points, other, log_joint)
-    return (2 * ones - 1)[:, :, None] * other, log_joint
+    # Values may be fractions: with y = r + d and r = 0 or 1, log P = log P(r) + d η.
+    nearest = np.where(2 * ones > present, present, 0.0)
+    rest, points = ones - nearest, np.swapaxes(x, 1, 2).copy()
+    fill_row_curves(nearest, present, weights, offsets, points, other, log_joint)
+    z = np.concatenate([x, np.ones((*x.shape[:2], 1))], axis=2)
+    log_joint += (z @ (rest @ np.column_stack([weights, offsets]))[:, :, None])[:, :, 0]
+    return rest[:, :, None] + (2 * nearest - 1)[:, :, None] * other, log_joint
 
 
 class SharedNodes(NamedTuple):
