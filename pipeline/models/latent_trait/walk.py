@@ -105,6 +105,7 @@ _MAX_LOADING = 0.9
 _FEW_LINKS = 3  # members that link a period to earlier ones
 _INNOVATION = 0.1  # start of s² in the unit of times
 _NO_CHANGE = 1e-4  # mean variance of changes since first positions, which have 1
+_FEW_ANSWERS = 20  # of an item: with 9, a simulated variance of changes of 0.1 came out as 0.03
 
 
 @dataclass(frozen=True)
@@ -594,6 +595,14 @@ class WalkingTrait(Model):
                 "to period"
             )
             warnings.append(FitWarning(text))
+        n_values = float(state.working["values_per_row"]) * statistics.n_rows
+        if self.innovation is None and (n_answers := n_values / len(weights)) < _FEW_ANSWERS:
+            text = (
+                f"items have only {n_answers:.1f} answers on average, with which the variance of "
+                f"changes, estimated as {innovation:.2g}, comes out too small, and positions change "
+                "too little. Set it, such as {innovation=0.1}"
+            )
+            warnings.append(FitWarning(text, parameter="innovation"))
         return replace(state, params=params, diagnostics=diagnostics).with_warnings(warnings)
 
     def transform(
