@@ -598,9 +598,9 @@ class WalkingTrait(Model):
         n_values = float(state.working["values_per_row"]) * statistics.n_rows
         if self.innovation is None and (n_answers := n_values / len(weights)) < _FEW_ANSWERS:
             text = (
-                f"items have only {n_answers:.1f} answers on average, with which the variance of "
-                f"changes, estimated as {innovation:.2g}, comes out too small, and positions change "
-                "too little. Set it, such as {innovation=0.1}"
+                f"items have only {n_answers:.1f} answers on average. With so few, the variance of "
+                f"changes, here {innovation:.2g}, is estimated too small, and positions change too "
+                "little. Set it, such as {innovation=0.1}"
             )
             warnings.append(FitWarning(text, parameter="innovation"))
         return replace(state, params=params, diagnostics=diagnostics).with_warnings(warnings)

@@ -146,6 +146,12 @@ def test_untidy_members_have_positions() -> None:
     assert any("fewer than 3 members link these times" in text for text in unlinked.warnings)
 
 
+def test_few_answers_of_items_are_warned_about() -> None:
+    members, terms, votes, _ = draw_votes()
+    fitted, _ = fit(votes, members, terms, max_iter=2)
+    assert any("items have only 9.0 answers on average" in text for text in fitted.warnings)
+
+
 def test_items_may_be_constant_or_reversed() -> None:
     votes, members, times, _ = simulate(30, 4, 15)
     votes = np.column_stack([votes, np.where(np.array(times) == 1, 1.0, np.nan)])
