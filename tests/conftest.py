@@ -61,7 +61,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileOrModelS
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Compile kernels before `pytest -n 2` starts its processes, if it runs all tests."""
+    """Compile kernels before `pytest -n 3` starts its processes, if it runs all tests."""
     config = session.config
     n_processes = getattr(config.option, "numprocesses", None)
     runs_all_tests = config.args_source is pytest.Config.ArgsSource.TESTPATHS

@@ -1,6 +1,6 @@
 """The environment of the tests' processes; imported before NumPy and Prefect, which read it.
 
-BLAS uses one thread, because the two processes of `pytest -n 2` share the CPUs: threads that wait
+BLAS uses one thread, because the processes of `pytest -n 3` share the CPUs: threads that wait
 for each other would take most of the CPU time. Memory has few arenas, as what is freed within them
 stays with the process. Temporary files lie in memory if there is room, because every write is
 synced, which is slow on a disk. Each process has its own home of Prefect. Scripts start background
