@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 
-from tests.support.data import find_shared_data
+from tests.support.data import find_reference, find_shared_data
 
 TUTORIALS = Path(__file__).parents[2] / ".docs" / "tutorials"
 
@@ -33,10 +34,24 @@ def read_pixels(path: Path) -> np.ndarray:
     return np.asarray(Image.open(path).convert("RGB"), np.float64)
 
 
+def write_five_scales(folder: Path) -> None:
+    """Write the files of the questionnaire with five scales; the gender is drawn."""
+    answers = pd.read_csv(find_reference("data/bfi25.csv")).head(400) + 1
+    gender = np.random.default_rng(0).choice(["f", "m"], len(answers))
+    answers.assign(gender=gender).to_csv(folder / "bfi.csv", index=False)
+    table = pd.DataFrame({"item": answers.columns, "scale": answers.columns.str[0]})
+    reverse = table["item"].isin(["A1", "C4", "C5", "E1", "E2", "O2", "O5"])
+    marked = table.assign(reversed=np.where(reverse, "yes", "no"))
+    marked.to_csv(folder / "big5.csv", index=False)
+    pattern = pd.get_dummies(table.set_index("item")["scale"], dtype=int)
+    pattern.to_csv(folder / "five-traits.csv")
+
+
 @pytest.mark.matrix
 def test_the_commands_of_the_questionnaire_write_its_items(
     plain_cli: Callable[..., Any], tmp_path: Path
 ) -> None:
+    write_five_scales(tmp_path)
     run_commands(plain_cli, "questionnaire.md", tmp_path)
     lines = (tmp_path / "items.csv").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 1 + 24
