@@ -14,7 +14,7 @@ from flows.report.page import Report, build_report_from_artifact
 from flows.report.tables import explain_columns, explain_facts, make_parameter_table
 from pipeline.errors import format_share
 from pipeline.models.registry import find_models
-from pipeline.models.vocabulary import PLAIN
+from pipeline.models.vocabulary import PLAIN, make_plural
 from tests.support.data import draw_probit_rows, write_arrays
 from tests.support.fits import write_fit
 
@@ -59,18 +59,24 @@ def test_the_fit_of_pairs_is_judged_by_the_numbers_of_its_figure(tmp_path: Path)
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
-    "model", ["kernel-pca", "laplacian-eigenmap", "tree-mixture", "hidden-tree"]
+    ("model", "component"),
+    [
+        ("kernel-pca", "component"),
+        ("laplacian-eigenmap", "component"),
+        ("tree-mixture", "class"),
+        ("hidden-tree", "state"),
+    ],
 )
 def test_models_without_parameters_of_features_tell_correlations(
-    tmp_path: Path, model: str
+    tmp_path: Path, model: str, component: str
 ) -> None:
     X, _ = draw_probit_rows(300, 6, 2, seed=2)
     report = drawn(tmp_path, model, X, n_components=2)
     assert report.correlations is not None
-    assert "Component 1 correlates most with f" in " ".join(report.findings)
+    assert f"{component.capitalize()} 1 correlates most with f" in " ".join(report.findings)
     table = make_parameter_table(report.fitted.artifact, report.correlations)
     assert table is not None
-    assert table.title == "Correlations of features with components"
+    assert table.title == f"Correlations of features with {make_plural(component)}"
     values = [[cell.value for cell in cells] for _, cells in table.rows]
     np.testing.assert_allclose(values, report.correlations)
 
