@@ -32,7 +32,7 @@ from tests.support.strategies import make_memory_rows
         ("ring of 3 forms", 1, 1),
         *[(design, 2, 2) for design in DESIGNS],
         ("complete", 2, None),
-        ("ring of 3 forms", 2, None),
+        pytest.param("ring of 3 forms", 2, None, marks=pytest.mark.slow),
     ],
 )
 def test_a_fit_is_not_below_the_truth(
