@@ -539,5 +539,5 @@ def test_rows_that_are_fewer_than_items_can_tell_apart_end_with_a_warning() -> N
     )
     state = fitted(X[:, X.any(axis=0) & ~X.all(axis=0)], n_components=1)
     assert np.isfinite(state.params.free_parameters).all()
-    assert any("separate these features" in warning.text for warning in state.warnings)
+    assert any("separate these items" in warning.text for warning in state.warnings)
     assert "too few" in state.diagnostics["fit_statistics"]["m2_missing"]
