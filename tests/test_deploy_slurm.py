@@ -21,6 +21,7 @@ from distributed.cli import dask_scheduler, dask_worker
 
 from flows import certificates
 from flows.cli.app import run_app
+from flows.running.cluster_settings import resolve_cluster_settings
 from flows.running.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 from storage import load_artifact
 from tests.support.data import draw_probit_rows, write_arrays
@@ -148,6 +149,15 @@ def test_the_scheduler_listens_with_tls_only_and_ends_with_the_command(folder: P
             os.killpg(job.pid, signal.SIGKILL)
 
 
+def test_a_command_takes_the_variables_that_its_script_sets(monkeypatch) -> None:
+    variables = re.findall(r"^export (LATENTBITS_\w+)=(\d+)$", read_commands(RUN), re.MULTILINE)
+    assert variables
+    for name, value in variables:
+        monkeypatch.setenv(name, value)
+    settings = resolve_cluster_settings({"cluster": "tcp://127.0.0.1:1"})
+    assert settings.worker_timeout > 300 * 24 * 3600
+
+
 def check_listeners(processes: list[psutil.Process], folder: Path) -> int:
     """Check that what listens beyond loopback wants a certificate; return the number of ports."""
     addresses = set()
@@ -213,8 +223,16 @@ def find_fit(slurm: Slurm, job: str) -> psutil.Process:
     return process
 
 
-def wait_for_pass(folder: Path) -> None:
-    wait_until(lambda: list(folder.glob("runs/d/.unfinished/*/states/000002/manifest.json")))
+def wait_for_pass(folder: Path, job: str) -> None:
+    """Wait until a command has completed a pass; fail at once if it ends with an error."""
+    log = folder / f"latentbits-{job}.log"
+
+    def has_passed() -> bool:
+        text = log.read_text(encoding="utf-8") if log.exists() else ""
+        assert "error:" not in text, text
+        return bool(list(folder.glob("runs/d/.unfinished/*/states/000002/manifest.json")))
+
+    wait_until(has_passed)
 
 
 def check_end(slurm: Slurm, folder: Path, job: str, serial: Path) -> None:
@@ -236,7 +254,7 @@ def test_workers_that_leave_or_are_preempted_do_not_change_the_fit(slurm, folder
     edit_script(folder / "slurm" / "run.sh", {"--ntasks=1": "--ntasks=1 --partition=urgent"})
     (folder / "d.zarr").symlink_to(serial / "d.zarr")
     job = submit_fit(slurm, folder)
-    wait_for_pass(folder)
+    wait_for_pass(folder, job)
     fit = find_fit(slurm, job)
     fit.send_signal(signal.SIGSTOP)
     try:
@@ -261,7 +279,7 @@ def test_a_cancelled_run_ends_its_workers_and_continues(slurm, folder, serial) -
     """SLURM sends the same signals at the time limit."""
     (folder / "d.zarr").symlink_to(serial / "d.zarr")
     job = submit_fit(slurm, folder)
-    wait_for_pass(folder)
+    wait_for_pass(folder, job)
     slurm.run("scancel", job)
     slurm.wait_until_idle()
     assert slurm.list_job_processes() == []

@@ -232,8 +232,8 @@ def _parse_count(settings: Mapping[str, SourcedValue], name: str) -> int | None:
         return None
     value, source = settings[name]
     text = str(value)
-    if not (text.isascii() and text.isdigit() and len(text) < 8 and int(text)):
-        raise FitError(f"{source} is {value!r}. Set it to a whole number from 1 to 9,999,999.")
+    if not (text.isascii() and text.isdigit() and len(text) < 9 and int(text)):
+        raise FitError(f"{source} is {value!r}. Set it to a whole number from 1 to 99,999,999.")
     return int(text)
 
 
