@@ -59,7 +59,7 @@ def summarize_findings(
     artifact, causes, edges = fitted.artifact, find_causes(fitted), find_edges(fitted)
     words, statistics = fitted.model.vocabulary, _get_fit_statistics(artifact)
     units = iter_unit_sentences(causes, fitted.feature_names, _MAX_FEATURES) if causes else ()
-    undetermined = fitted.model.undetermined
+    indeterminacy = fitted.model.indeterminacy
     topics = {
         f"{words.features} to check".capitalize(): _iter_item_sentences(artifact, words),
         words.components.capitalize(): [
@@ -71,7 +71,7 @@ def summarize_findings(
             *(() if causes else _iter_component_sentences(artifact, words, correlations)),
             *_iter_group_sentences(artifact, words),
         ],
-        "Not determined": [f"No data determine {undetermined}."] if undetermined else [],
+        "Not determined": [f"No data determine {indeterminacy}."] if indeterminacy else [],
         "Fit": [
             *_iter_pair_sentences(pairs, statistics),
             *_iter_reliability_sentences(statistics, words),

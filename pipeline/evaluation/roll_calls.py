@@ -11,9 +11,9 @@ Roll Call Voting, 1997). The PRE of a row compares its errors with its votes aga
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Self
 
 import numpy as np
@@ -105,8 +105,10 @@ def describe_roll_calls(
     )
     majority = np.array([int(own.argmax()) for own in by_level])
     has_rows = counts.n_rows <= MAX_DESCRIBED_ROWS
-    score = partial(_score_block, subject, features, majority, RowRandom(seed), has_rows)
-    sums = collect_statistics(score, rows, executor, "roll calls", progress=progress).values
+    score = partial(_score_part, subject, features, majority, RowRandom(seed), has_rows)
+    sums = collect_statistics(
+        partial(_score_block, score), rows, executor, "roll calls", progress=progress
+    ).values
     totals = _describe(sums["counts"].sum(axis=0).tolist(), float(sums["nats"].sum()))
     names = [(f.name, f.levels or ("0", "1")) for f in features]
     by_feature = [
@@ -124,22 +126,9 @@ def describe_roll_calls(
     }
 
 
-def _score_block(
-    subject: EvaluatedModel,
-    features: Sequence[Feature],
-    majority: NDArray[np.int64],
-    rng: RowRandom,
-    has_rows: bool,
-    block: BinaryBlock,
-) -> Sums:
+def _score_block(score: Callable[[BinaryBlock], Sums], block: BinaryBlock) -> Sums:
     """MAP: count the votes, the minority and the errors of features and of rows."""
-    parts = [
-        _score_part(subject, features, majority, rng, has_rows, part) for part in split_block(block)
-    ]
-    total = parts[0]
-    for part in parts[1:]:
-        total = total.merge(part)
-    return total
+    return reduce(lambda total, part: total.merge(part), map(score, split_block(block)))
 
 
 def _score_part(

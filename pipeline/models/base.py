@@ -77,7 +77,7 @@ class Model(HasStructure, Protocol):
     """What `independent_log_likelihood` is of."""
     vocabulary: ClassVar[Vocabulary] = PLAIN
     """Words for rows, features, components and arrays, in reports and tables."""
-    undetermined: ClassVar[str] = ""
+    indeterminacy: ClassVar[str] = ""
     """What no data determine, such as the order of components; empty if there is no such thing."""
     summary_diagnostics: ClassVar[tuple[str, ...]] = ()
     """Diagnostics that the summary of a fit shows, if present."""

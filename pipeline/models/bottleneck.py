@@ -152,7 +152,7 @@ class Bottleneck(GradientModel):
     """
 
     name: ClassVar[str] = "bottleneck"
-    undetermined: ClassVar[str] = "the order of the hidden units, and which end of each is 1"
+    indeterminacy: ClassVar[str] = "the order of the hidden units, and which end of each is 1"
     support: ClassVar[Support] = Support(("binary", "ordinal"), splits_levels=True)
     unlinked_effect: ClassVar[str] = ""  # the labels are common to all rows
     first_statistics: ClassVar[type[LabelCounts]] = LabelCounts

@@ -123,7 +123,7 @@ class KernelPCA(Model):
     """
 
     name: ClassVar[str] = "kernel-pca"
-    undetermined: ClassVar[str] = (
+    indeterminacy: ClassVar[str] = (
         "the signs of components, and rotations among those of equal eigenvalue"
     )
     support: ClassVar[Support] = Support(("binary", "ordinal"), splits_levels=True)

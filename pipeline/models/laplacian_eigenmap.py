@@ -116,7 +116,7 @@ class LaplacianEigenmap(Model):
     """
 
     name: ClassVar[str] = "laplacian-eigenmap"
-    undetermined: ClassVar[str] = (
+    indeterminacy: ClassVar[str] = (
         "the signs of components, and rotations among those of equal eigenvalue"
     )
     support: ClassVar[Support] = Support(("binary", "ordinal"), splits_levels=True)

@@ -54,7 +54,7 @@ class Mixture(Model):
     """
 
     vocabulary: ClassVar[Vocabulary] = CLASSES
-    undetermined: ClassVar[str] = (
+    indeterminacy: ClassVar[str] = (
         "the order of the classes, sorted by size unless a warm start keeps it"
     )
     max_held_out_components: ClassVar[int]

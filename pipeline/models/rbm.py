@@ -262,7 +262,7 @@ class RestrictedBoltzmannMachine(GradientModel):
     """
 
     name: ClassVar[str] = "rbm"
-    undetermined: ClassVar[str] = "the order of the hidden units, and which state of each is 1"
+    indeterminacy: ClassVar[str] = "the order of the hidden units, and which state of each is 1"
     support: ClassVar[Support] = Support(("binary", "ordinal"), splits_levels=True)
     unlinked_effect: ClassVar[str] = (
         "how they depend on each other is not determined: predict only within a part"

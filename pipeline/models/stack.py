@@ -166,7 +166,7 @@ class Stack(GradientModel):
     """
 
     name: ClassVar[str] = "stack"
-    undetermined: ClassVar[str] = "the order of the hidden units"
+    indeterminacy: ClassVar[str] = "the order of the hidden units"
     support: ClassVar[Support] = Support(("binary", "ordinal"), splits_levels=True)
     unlinked_effect: ClassVar[str] = (
         "codes of different parts cannot be compared: predict only within a part"

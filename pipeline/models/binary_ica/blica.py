@@ -263,7 +263,7 @@ class BLICA(ProbitICA):
     """
 
     name: ClassVar[str] = "blica"
-    undetermined: ClassVar[str] = (
+    indeterminacy: ClassVar[str] = (
         "the order, signs and lengths of the components, and those whose variances change alike"
     )
     support: ClassVar[Support] = Support(

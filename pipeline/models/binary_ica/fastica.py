@@ -84,7 +84,7 @@ class FastICA(Model):
     """
 
     name: ClassVar[str] = "fastica"
-    undetermined: ClassVar[str] = (
+    indeterminacy: ClassVar[str] = (
         "the order, signs and lengths of the components, and rotations of normal ones"
     )
     unlinked_effect: ClassVar[str] = UNLINKED_SOURCES

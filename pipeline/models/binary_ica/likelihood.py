@@ -168,7 +168,7 @@ class BinaryICALikelihood(ProbitICA):
     """
 
     name: ClassVar[str] = "binary-ica-likelihood"
-    undetermined: ClassVar[str] = (
+    indeterminacy: ClassVar[str] = (
         "the order, signs and lengths of the components, and those that change alike"
     )
     support: ClassVar[Support] = Support(

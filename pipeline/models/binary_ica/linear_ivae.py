@@ -178,7 +178,7 @@ class LinearIVAE(GradientModel):
     """
 
     name: ClassVar[str] = "linear-ivae"
-    undetermined: ClassVar[str] = (
+    indeterminacy: ClassVar[str] = (
         "the order, signs and lengths of the components, and those that change alike"
     )
     support: ClassVar[Support] = Support(parts=("groups",))

@@ -290,7 +290,7 @@ class ClippedPCA(Model):
         return FACTORS if has_factors else PLAIN
 
     @property
-    def undetermined(self) -> str:  # type: ignore[override]
+    def indeterminacy(self) -> str:  # type: ignore[override]
         """Signs and axes."""
         if self.vocabulary == FACTORS:
             return "the signs of the factors, and their axes, which the rotation chooses"

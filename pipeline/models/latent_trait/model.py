@@ -439,7 +439,7 @@ class LatentTrait(Model):
 
     name: ClassVar[str] = "latent-trait"
     vocabulary: ClassVar[Vocabulary] = ITEM_RESPONSE
-    undetermined: ClassVar[str] = (
+    indeterminacy: ClassVar[str] = (
         "the signs and axes of traits, unless a pattern, anchors or known items set them"
     )
     support: ClassVar[Support] = Support(

@@ -195,7 +195,7 @@ class NoisyOr(Model):
     """
 
     name: ClassVar[str] = "noisy-or"
-    undetermined: ClassVar[str] = "the order of the units within a layer"
+    indeterminacy: ClassVar[str] = "the order of the units within a layer"
     unlinked_effect: ClassVar[str] = (
         "which cause of one part belongs to which of another is not determined"
     )

@@ -254,7 +254,7 @@ class HiddenTree(Model):
 
     name: ClassVar[str] = "hidden-tree"
     vocabulary: ClassVar[Vocabulary] = STATES
-    undetermined: ClassVar[str] = "the order of the states and of the trees"
+    indeterminacy: ClassVar[str] = "the order of the states and of the trees"
     support: ClassVar[Support] = Support(
         ("binary", "ordinal", "nominal"), ("frequency", "sampling")
     )

@@ -115,7 +115,7 @@ def test_only_all_is_100_percent(share: float, text: str) -> None:
 
 
 def test_every_model_names_what_no_data_determine() -> None:
-    assert all(model.undetermined for model in find_models().values())
+    assert all(model.indeterminacy for model in find_models().values())
 
 
 def test_factors_have_the_words_of_factor_analysis(tmp_path: Path) -> None:
