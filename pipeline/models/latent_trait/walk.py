@@ -227,6 +227,9 @@ class WalkingTrait(Model):
     support: ClassVar[Support] = Support(("binary",), ("periods",))
     unlinked_effect: ClassVar[str] = ""  # members link periods; see `_warn_about_links`
     vocabulary: ClassVar[Vocabulary] = ITEM_RESPONSE._replace(row="row")
+    indeterminacy: ClassVar[str] = (
+        "the sign of positions, which is such that slopes have a positive sum"
+    )
     statistics: ClassVar[type[Sums]] = Sums
     params: ClassVar[type[WalkParams]] = WalkParams
     codes: ClassVar[Mapping[str, tuple[str, ...]]] = {
