@@ -34,6 +34,7 @@ BITS_BY_WORD = {
 }
 """Words that are read as bits, in lower case; the same as in `storage.sources.value_codes`."""
 _SPLIT = "split"
+_NUMERIC_KINDS = "biuf"
 _OTHER_KINDS = "cmM"
 """Kinds of NumPy types that Python converts to numbers, or compares with them: complex numbers,
 durations and dates."""
@@ -488,9 +489,9 @@ def _find_levels(
 ) -> NDArray[np.int64]:
     """Return the level of each value of a feature, counted from 0, or `_MISSING`, (n_rows,)."""
     data = np.ma.getdata(values)
-    if data.dtype.kind in "biuf":
-        numbers, positions = np.unique(data, return_inverse=True)
-        distinct = numbers.tolist()
+    if data.dtype.kind in _NUMERIC_KINDS:
+        numbers = np.unique(data)
+        distinct, positions = numbers.tolist(), np.searchsorted(numbers, data)
     else:
         places: dict[Any, int] = {}
         items = data.tolist()
@@ -547,14 +548,19 @@ def apply_binarization_rule(
     data = np.ma.getdata(values)
     if isinstance(rule, Mapping):
         codes = {key: np.nan if code is None else code for key, code in rule.items()}
-        flat = [codes.get(v, np.nan if is_missing(v) else np.inf) for v in data.ravel().tolist()]
+        distinct = np.unique(data) if data.dtype.kind in _NUMERIC_KINDS else data.ravel()
+        items = distinct.tolist()
+        flat = [codes.get(v, np.nan if is_missing(v) else np.inf) for v in items]
         if {0, 1} & {key for key, code in rule.items() if code is None}:
             # Python takes False for 0, but a missing 0 is not False.
             are_bits = {key for key in rule if isinstance(key, bool)}
-            for place, value in enumerate(data.ravel().tolist()):
+            for place, value in enumerate(items):
                 if isinstance(value, bool) and np.isnan(flat[place]) and value not in are_bits:
                     flat[place] = np.inf
-        bits = np.array(flat, np.float64).reshape(values.shape)
+        bits = np.array(flat, np.float64)
+        if data.dtype.kind in _NUMERIC_KINDS:
+            bits = bits[np.searchsorted(distinct, data)]
+        bits = bits.reshape(values.shape)
         expected = ", ".join(map(repr, rule))
     else:
         numbers = _convert_to_numbers(data)
@@ -644,7 +650,7 @@ def _convert_column(values: ArrayLike, name: str, n_rows: int) -> NDArray[Any]:
         are_floats = None in numbers or any(issubclass(kind, float | np.floating) for kind in kinds)
         _check_integers(name, numbers, are_floats)
         return np.array(numbers, np.float64 if are_floats else np.int64)
-    if column.dtype.kind not in "biuf":
+    if column.dtype.kind not in _NUMERIC_KINDS:
         return _convert_to_texts(column)
     if column.dtype.kind in "iu":
         _check_integers(name, [column.max(initial=0), column.min(initial=0)], False)
@@ -688,7 +694,7 @@ def _convert_to_texts(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _convert_to_numbers(values: NDArray[Any]) -> NDArray[Any]:
-    if values.dtype.kind in "biuf":
+    if values.dtype.kind in _NUMERIC_KINDS:
         return values
     if values.dtype.kind in _OTHER_KINDS:
         return np.full(values.shape, np.inf)
