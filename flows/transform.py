@@ -216,6 +216,8 @@ class Coder(NamedTuple):
         the values of, if they are groups.
     read_arrays
         Returns the arrays of the parameters in any process.
+    pattern
+        The loading pattern of the fit, as its manifest records it; None if it has none.
     """
 
     model: Model
@@ -225,6 +227,7 @@ class Coder(NamedTuple):
     segments: Mapping[str, int]
     read_arrays: Callable[[], Mapping[str, NDArray[Any]]]
     group: str | None = None
+    pattern: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -321,7 +324,12 @@ def _publish_codes(
     seal_codes(
         writer,
         checksums,
-        {**job.provenance, "artifact_path": job.coder.path, "warnings": warnings},
+        {
+            **job.provenance,
+            "artifact_path": job.coder.path,
+            "pattern": job.coder.pattern,
+            "warnings": warnings,
+        },
     )
     codes = open_codes(job.work_folder.results.codes_folder)
     if "is_finite" in codes:
@@ -405,8 +413,9 @@ def _make_artifact_coder(fitted: LoadedModel, dataset: BinaryDataset) -> Coder:
     check_dataset_features(fitted, dataset)
     reader = ArtifactReader.from_artifact(fitted.artifact)
     path = str(fitted.artifact.path.resolve())
-    group = fitted.artifact.manifest.get("group")
-    return Coder(fitted.model, fitted.params, path, fitted.digest, fitted.segments, reader, group)
+    group, pattern = map(fitted.artifact.manifest.get, ("group", "pattern"))
+    own = fitted.model, fitted.params, path, fitted.digest, fitted.segments
+    return Coder(*own, reader, group, pattern)
 
 
 def _make_item_coder(known: KnownItems, dataset: BinaryDataset) -> Coder:

@@ -41,6 +41,7 @@ from pipeline.inference.transform import cast_for_storage
 from pipeline.models.capabilities import ScoreKind, check_can_score
 from pipeline.params import label_positions
 from pipeline.random import RowRandom
+from storage.display import list_trait_names
 
 if TYPE_CHECKING:
     from storage.stores.locations import AnyPath
@@ -108,7 +109,13 @@ class Scorer:
     def _list_columns(self, codes: Mapping[str, NDArray[Any]]) -> _Columns:
         """Return the name of each number of the codes of a row, by array, with its place."""
         own = dict.fromkeys(("score", "standard_error"), ("component",))
-        dims, names = {**own, **self.fitted.model.codes}, {"feature": self.fitted.feature_names}
+        dims, names = (
+            {**own, **self.fitted.model.codes},
+            {
+                "feature": self.fitted.feature_names,
+                **list_trait_names(self.fitted.manifest),
+            },
+        )
         return {
             array: [
                 (index, array + suffix)

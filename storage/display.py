@@ -153,7 +153,9 @@ def list_artifact_facts(path: str, manifest: Mapping[str, Any], arrays: Mapping[
         names = manifest["feature_names"]
         yield "features", _format_first_items(_shorten_first_names(names), len(names))
     if "n_components" in manifest:
-        yield "components", str(manifest["n_components"])
+        names = list_trait_names(manifest).get("component", [])
+        shown = _format_first_items(_shorten_first_names(names), len(names)) if names else ""
+        yield "components", shown or str(manifest["n_components"])
     if "converged" in manifest:
         answer = "yes" if manifest["converged"] else "no"
         yield "converged", f"{answer}, iterations: {manifest.get('iterations', 'not known')}"
@@ -200,6 +202,12 @@ def _shorten_first_names(names: Sequence[str]) -> list[str]:
 
 def _shorten_name(name: str) -> str:
     return name if len(name) <= _MAX_NAME_LENGTH else f"{name[: _MAX_NAME_LENGTH - 1]}…"
+
+
+def list_trait_names(manifest: Mapping[str, Any]) -> dict[str, list[str]]:
+    """List the names of the traits of a loading pattern by the name of their dimension."""
+    pattern = manifest.get("pattern")
+    return {} if pattern is None else {"component": list(pattern["traits"])}
 
 
 NamedVariables = Mapping[str, tuple[tuple[str, ...], Any]]

@@ -16,6 +16,7 @@ from pipeline.data.features import read_dataset_features
 from pipeline.errors import format_share
 from pipeline.learning.convergence import describe_passes
 from pipeline.params import get_array
+from storage.display import list_trait_names
 from storage.quoting import quote
 
 _MAX_STAGES = 3  # the longest ones, so that they fit in a line
@@ -104,13 +105,13 @@ def print_summary(
             console.print(f"{name}: {path}", markup=False)
 
 
-def list_scales(scale: Mapping[str, Sequence[float]] | None) -> list[tuple[str, str]]:
+def list_scales(scale: Mapping[str, Sequence[Any]] | None) -> list[tuple[str, str]]:
     """List for each component how standardized codes become codes on the scale of the fit."""
     if scale is None:
         return []
     return [
-        (f"component {k}", f"code of the fit = {mean:.6g} + {sd:.6g} × standardized code")
-        for k, (mean, sd) in enumerate(zip(scale["mean"], scale["sd"], strict=True), start=1)
+        (f"component {name}", f"code of the fit = {mean:.6g} + {sd:.6g} × standardized code")
+        for name, mean, sd in zip(scale["component"], scale["mean"], scale["sd"], strict=True)
     ]
 
 
@@ -274,6 +275,7 @@ def summarize_fit(manifest: Mapping[str, Any], params: Any) -> dict[str, Any]:
         "row_weights": manifest.get("row_weights"),
         "group": manifest.get("group"),
         "known_items": manifest.get("known_items"),
+        "traits": list_trait_names(manifest).get("component", []),
         "covariates": manifest.get("covariates"),
         "warm_start": manifest["warm_start"],
         "drift": manifest["drift"],
@@ -317,8 +319,11 @@ def _make_fit_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     longest = sorted(summary["stages"].values())[-_MAX_STAGES:]
     stages = ", ".join(f"{n} {own:.2f}" for n, own in summary["stages"].items() if own in longest)
     words = read_vocabulary(summary)
+    components = format_count(summary["n_components"], words.component)
+    if summary["traits"]:
+        components += f": {join_names(summary['traits'])}"
     rows = [
-        ("model", f"{summary['model']}, {format_count(summary['n_components'], words.component)}"),
+        ("model", f"{summary['model']}, {components}"),
         ("rows", format_row_count(summary["n_samples"], summary["split"])),
         *list_weights(summary),
         *list_covariates(summary),

@@ -22,7 +22,6 @@ from flows.exporting.columns import (
     Array,
     ParameterColumn,
     list_segment_names,
-    list_trait_names,
     read_factor_columns,
     read_parameter_columns,
     read_trait_correlations,
@@ -38,6 +37,7 @@ from pipeline.numerics.gaussian.pair_tables import PairStatus
 from pipeline.numerics.logistic.information import choose_short_test, find_reversed_items
 from storage.artifacts.artifacts import Artifact
 from storage.codes.codes import Codes
+from storage.display import list_trait_names
 from storage.errors import DataError
 
 _PAIR_DIMS = ("feature", "feature_j")
@@ -143,7 +143,7 @@ def make_factor_table(artifact: Artifact) -> BatchedTable:
         return collect_columns({**names, **columns})
     if traits := read_trait_correlations(artifact):
         own = {name: values for column in traits for name, values in column.iter_arrays()}
-        return collect_columns({**list_trait_names(artifact), **own})
+        return collect_columns({**list_trait_names(artifact.manifest), **own})
     raise DataError(
         f"{artifact.path}: the fit has no factors. Fit clipped-pca with "
         "--set estimator=minres or --set rotation=varimax, or latent-trait with --pattern."

@@ -21,11 +21,13 @@ from pipeline.data.level_probabilities import name_levels
 from pipeline.errors import FitError
 from pipeline.evaluation.ranking import check_can_be_ranked, rank_rows, select_scores
 from pipeline.executors.progress import Progress, ignore_progress
+from pipeline.models.loading_pattern import read_trait_names
 from pipeline.params import DimensionLabels, label_positions
 from pipeline.passes.row_ranges import ROW
 from storage.codes.codes import Codes
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.dataset.levels import Levels
+from storage.display import list_trait_names
 from storage.errors import DataError
 from storage.read_ahead import read_ahead
 
@@ -39,10 +41,12 @@ class CodeScale(NamedTuple):
 
     mean: NDArray[np.float64]
     sd: NDArray[np.float64]
+    names: tuple[str, ...]
 
-    def to_lists(self) -> dict[str, list[float]]:
+    def to_lists(self) -> dict[str, list[Any]]:
         """Return the numbers for a summary in JSON."""
-        return {"mean": self.mean.tolist(), "sd": self.sd.tolist()}
+        names = self.names or range(1, len(self.mean) + 1)
+        return {"component": [*names], "mean": self.mean.tolist(), "sd": self.sd.tolist()}
 
 
 def find_coded_dataset(codes: Codes, dataset: BinaryDataset | None) -> BinaryDataset:
@@ -90,7 +94,7 @@ def measure_scale(codes: Codes) -> CodeScale:
             f"Component {np.argmin(sd) + 1} has the same code in all rows, so it cannot be "
             "standardized. Leave out {standardize}."
         )
-    return CodeScale(mean, sd)
+    return CodeScale(mean, sd, read_trait_names(codes.manifest))
 
 
 def make_code_table(
@@ -190,7 +194,11 @@ def _iter_columns(group: ArrayGroup, names: DimensionLabels) -> Iterator[tuple[s
 def _make_code_columns(
     codes: Codes, arrays: Mapping[str, Array], dataset: BinaryDataset
 ) -> dict[str, Array]:
-    names = {"feature": dataset.feature_names, "level": name_levels(list_features(dataset))}
+    names = {
+        "feature": dataset.feature_names,
+        "level": name_levels(list_features(dataset)),
+        **list_trait_names(codes.manifest),
+    }
     groups = _iter_array_groups({name: codes.dims(name)[1:] for name in arrays}, arrays)
     return dict(chain.from_iterable(_iter_columns(group, names) for group in groups))
 

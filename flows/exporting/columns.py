@@ -12,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.features import read_features
+from pipeline.models.loading_pattern import read_trait_names
 from pipeline.params import DimensionLabels, label_positions
 from storage.artifacts.artifacts import Artifact
+from storage.display import list_trait_names
 
 _ERROR, _INTERVAL_ENDS = "error", ("low", "high")
 _ALL_ROWS = "all"
@@ -27,12 +29,6 @@ def list_segment_names(artifact: Artifact) -> list[str]:
         return [_ALL_ROWS]
     names = artifact.manifest["segment_names"]
     return [names[index] for index in artifact["segments"].tolist()]
-
-
-def list_trait_names(artifact: Artifact) -> dict[str, list[str]]:
-    """List the names of the traits of a loading pattern by the name of their dimension."""
-    pattern = artifact.manifest.get("pattern")
-    return {} if pattern is None else {"component": pattern["traits"]}
 
 
 class ParameterColumn(NamedTuple):
@@ -75,7 +71,7 @@ def read_parameter_columns(artifact: Artifact, dim: str) -> list[ParameterColumn
     they have a column for each level above the lowest, or for each. Features with fewer levels are
     NaN there. Parameters of continuous features are NaN for all others.
     """
-    names = {"segment": list_segment_names(artifact), **list_trait_names(artifact)}
+    names = {"segment": list_segment_names(artifact), **list_trait_names(artifact.manifest)}
     columns: list[ParameterColumn] = []
     for name in _list_arrays(artifact, dim):
         dims, values = _move_first(artifact, name, dim)
@@ -209,7 +205,7 @@ def read_trait_correlations(artifact: Artifact) -> list[ParameterColumn]:
 
     With groups, they are those of the first one. There are none with a single trait.
     """
-    names = list_trait_names(artifact).get("component", [])
+    names = read_trait_names(artifact.manifest)
     if len(names) < 2:
         return []
     errors: Any = [None] * len(names)

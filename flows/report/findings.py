@@ -25,6 +25,7 @@ from pipeline.errors import format_share
 from pipeline.evaluation.calibration import ShareComparison
 from pipeline.learning.convergence import describe_ending
 from pipeline.models.latent_trait.fit_warnings import find_reversed_items
+from pipeline.models.registry import read_vocabulary
 from pipeline.models.vocabulary import Vocabulary, format_count
 from storage.artifacts.artifacts import Artifact
 
@@ -57,7 +58,7 @@ def summarize_findings(
         The joint frequencies in the figure of the calibration; None if there is no such figure.
     """
     artifact, causes, edges = fitted.artifact, find_causes(fitted), find_edges(fitted)
-    words, statistics = fitted.model.vocabulary, _get_fit_statistics(artifact)
+    words, statistics = read_vocabulary(artifact.manifest), _get_fit_statistics(artifact)
     units = iter_unit_sentences(causes, fitted.feature_names, _MAX_FEATURES) if causes else ()
     indeterminacy = fitted.model.indeterminacy
     topics = {
@@ -239,21 +240,22 @@ def _iter_component_sentences(
     artifact: Artifact, words: Vocabulary, correlations: Array | None
 ) -> Iterator[str]:
     """Describe each component by its leading features."""
-    names, component = artifact.manifest["feature_names"], words.component.capitalize()
+    names = artifact.manifest["feature_names"]
     if _is_mixture(artifact):
-        yield from _iter_mixture_sentences(artifact, component)
+        yield from _iter_mixture_sentences(artifact, words.component.capitalize())
         return
     # Unbounded weights do not lead.
     columns = [column * ~find_unbounded_weights(artifact) for column in _find_columns(artifact)]
     verb = "is led by"
     if not columns and correlations is not None:
         columns, verb = [*correlations.T], "correlates most with"
-    for k, column in enumerate(columns[:_MAX_COMPONENTS], 1):
+    for k, column in enumerate(columns[:_MAX_COMPONENTS]):
         order = np.argsort(-abs(column), kind="stable")[:_MAX_FEATURES]
         leading = [i for i in order if abs(column[i]) > _MIN_LEADING_SHARE * abs(column[order[0]])]
         texts = [f"{names[i]} ({format_number(float(column[i]), 3)})" for i in leading]
         if texts:
-            yield f"{component} {k} {verb} {_join_words(texts)}."
+            component = words.name_component(k)
+            yield f"{component[:1].upper()}{component[1:]} {verb} {_join_words(texts)}."
 
 
 def _iter_group_sentences(artifact: Artifact, words: Vocabulary) -> Iterator[str]:
@@ -269,7 +271,7 @@ def _iter_group_sentences(artifact: Artifact, words: Vocabulary) -> Iterator[str
             f"{'' if error is None or not error[g, k] else f' ± {format_number(error[g, k], 2)}'})"
             for g in ends
         ]
-        subject = f"The mean of {words.component} {k + 1}"
+        subject = f"The mean of {words.name_component(k)}"
         yield f"{subject} is lowest in {texts[0]} and highest in {texts[1]}."
 
 
@@ -336,7 +338,8 @@ def _iter_reliability_sentences(statistics: Mapping[str, Any], words: Vocabulary
         shares = _join_shares(statistics["reliability"])
         code = "code explains" if len(statistics["reliability"]) == 1 else "codes explain"
         components = words.component if len(statistics["reliability"]) == 1 else words.components
-        yield f"A {words.row}'s {code} {shares} of the variance of the {components} (reliability)."
+        components = _join_words(words.names) if words.names else f"the {components}"
+        yield f"A {words.row}'s {code} {shares} of the variance of {components} (reliability)."
 
 
 def _join_shares(shares: Iterable[float]) -> str:

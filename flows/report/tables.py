@@ -28,7 +28,6 @@ from flows.cli.summary import (
 from flows.exporting.columns import (
     ParameterColumn,
     list_segment_names,
-    list_trait_names,
     read_factor_columns,
     read_level_columns,
     read_parameter_columns,
@@ -176,7 +175,7 @@ def describe_fit(manifest: Manifest) -> FactRows:
         (words.features, format_feature_count(*count_features(manifest))),
         format_segment_count(len(manifest["segment_names"]), manifest.get("group")),
         *list_known_items(manifest),
-        (words.components, f"{manifest['n_components']:,}"),
+        (words.components, _format_component_count(manifest, words)),
         ("passes", describe_passes(manifest["iterations"], manifest["converged"])),
         *list_starts(manifest["diagnostics"]),
     ]
@@ -188,6 +187,11 @@ def describe_fit(manifest: Manifest) -> FactRows:
     return facts + [
         (name.replace("_", " "), _format_value(values[name])) for name in names if name in values
     ]
+
+
+def _format_component_count(manifest: Manifest, words: Vocabulary) -> str:
+    names = f": {join_names(words.names)}" if words.names else ""
+    return f"{manifest['n_components']:,}{names}"
 
 
 def describe_drift(manifest: Manifest) -> FactRows:
@@ -333,10 +337,10 @@ def make_fit_statistics_table(manifest: Manifest) -> TextTable | None:
     statistics = manifest["diagnostics"].get("fit_statistics")
     if not statistics:
         return None
-    found = _iter_factor_rows(statistics) if "rmsr" in statistics else _iter_rows(statistics)
-    words = read_vocabulary(manifest)
+    words, is_factors = read_vocabulary(manifest), "rmsr" in statistics
+    found = _iter_factor_rows(statistics) if is_factors else _iter_rows(statistics, words)
     rows = tuple((name, value, _MEANINGS[name].format(words=words)) for name, value in found)
-    if "rmsr" in statistics:
+    if is_factors:
         note = _NORMAL_NOTE
         if reason := statistics.get("normal_missing"):
             note = f"χ² and its indices could not be computed: {reason}."
@@ -398,7 +402,7 @@ def _iter_factor_rows(statistics: Manifest) -> Iterator[tuple[str, str]]:
         yield "factors by MAP", f"{statistics['map_components']:,}"
 
 
-def _iter_rows(statistics: Manifest) -> Iterator[tuple[str, str]]:
+def _iter_rows(statistics: Manifest, words: Vocabulary) -> Iterator[tuple[str, str]]:
     yield from list_likelihood(statistics)
     if "m2" in statistics:
         p = format_p(statistics["m2_p"])
@@ -409,7 +413,9 @@ def _iter_rows(statistics: Manifest) -> Iterator[tuple[str, str]]:
         yield "SRMSR", f"{statistics['srmsr']:.3f}"
         yield "CFI, TLI", f"{statistics['cfi']:.3f}, {statistics['tli']:.3f}"
     if "reliability" in statistics:
-        yield "reliability", ", ".join(f"{share:.3f}" for share in statistics["reliability"])
+        shares = [f"{share:.3f}" for share in statistics["reliability"]]
+        named = [f"{name} {share}" for name, share in zip(words.names, shares, strict=False)]
+        yield "reliability", ", ".join(named or shares)
     if "marginal_reliability" in statistics:
         yield "marginal reliability", f"{statistics['marginal_reliability']:.3f}"
     if "alpha" in statistics:
@@ -462,9 +468,10 @@ def make_parameter_table(
     if "level_probabilities" in artifact:  # a table of its own
         columns = [column for column in columns if column.array != "level_probabilities"]
     elif not columns and correlations is not None and correlations.any():  # a single tree has 0
+        labels = words.label_components(correlations.shape[1])
         columns = [
-            ParameterColumn("correlation", f"_{k}", values)
-            for k, values in enumerate(correlations.T, 1)
+            ParameterColumn("correlation", f"_{label}", values)
+            for label, values in zip(labels, correlations.T, strict=True)
         ]
         title = f"Correlations of {words.features} with {words.components}"
     names = artifact.manifest["feature_names"]
@@ -492,11 +499,10 @@ def make_factor_table(artifact: Artifact) -> NumberTable | None:
     """Return what each factor explains and its correlations, or the correlations of traits."""
     words = read_vocabulary(artifact.manifest)
     if traits := read_trait_correlations(artifact):
-        names = list_trait_names(artifact)["component"]
         title = f"Correlations of the {words.components}"
-        return _make_number_table(title, words.component, names, traits, words)
+        return _make_number_table(title, words.component, words.names, traits, words)
     columns = [ParameterColumn(n, "", v) for n, v in read_factor_columns(artifact).items()]
-    names = [str(k) for k in range(1, artifact.manifest["n_components"] + 1)]
+    names = words.label_components(artifact.manifest["n_components"])
     return _make_number_table("Factors", words.component, names, columns, words)
 
 

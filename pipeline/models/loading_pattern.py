@@ -67,6 +67,11 @@ def read_loading_pattern(manifest: Mapping[str, Any]) -> LoadingPattern | None:
     return LoadingPattern(tuple(recorded["traits"]), tuple(map(tuple, recorded["entries"])))
 
 
+def read_trait_names(manifest: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the traits that a manifest records; none without a pattern."""
+    return tuple((manifest.get("pattern") or {}).get("traits", ()))
+
+
 def make_loading_pattern(
     columns: Mapping[str, Sequence[Any]], features: Sequence[str], source: str
 ) -> LoadingPattern:

@@ -11,6 +11,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.errors import FitError, format_suggestion
+from pipeline.models.loading_pattern import read_trait_names
 from pipeline.models.settings import (
     AUTO,
     can_be_none,
@@ -207,7 +208,8 @@ def restore_model(kind: type[Model], recorded: Mapping[str, Any]) -> Model:
 def read_vocabulary(manifest: Mapping[str, Any]) -> Vocabulary:
     """Return the words of a fit's model, given the manifest; plain ones if there is no model."""
     kind = get_known_model(manifest["model"])
-    return restore_model(kind, manifest["hyperparameters"]).vocabulary if kind else PLAIN
+    words = restore_model(kind, manifest["hyperparameters"]).vocabulary if kind else PLAIN
+    return words._replace(names=read_trait_names(manifest))
 
 
 def import_model(path: str) -> type[Model]:

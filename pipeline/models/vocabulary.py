@@ -11,12 +11,17 @@ from typing import NamedTuple
 
 
 class Vocabulary(NamedTuple):
-    """Words in the singular; `arrays` has other names of arrays of parameters."""
+    """Words in the singular.
+
+    `arrays` has other names of arrays of parameters, and `names` those of the components, if they
+    have names of their own.
+    """
 
     row: str = "row"
     feature: str = "feature"
     component: str = "component"
     arrays: Mapping[str, str] = {}
+    names: tuple[str, ...] = ()
 
     @property
     def rows(self) -> str:
@@ -32,6 +37,14 @@ class Vocabulary(NamedTuple):
     def components(self) -> str:
         """The word for components in the plural."""
         return make_plural(self.component)
+
+    def name_component(self, k: int) -> str:
+        """Return the name of a component, counted from 0, or else its number: `trait 1`."""
+        return self.names[k] if self.names else f"{self.component} {k + 1}"
+
+    def label_components(self, n: int) -> list[str]:
+        """Return the names of the first components, or else their numbers: `1`."""
+        return list(self.names[:n]) or [str(k + 1) for k in range(n)]
 
     def format_array(self, name: str, label: str = "") -> str:
         """Return the name of an array of parameters, with spaces; `label` says which part of it."""

@@ -22,6 +22,7 @@ from storage.display import (
     build_xarray,
     format_array_type,
     list_artifact_facts,
+    list_trait_names,
 )
 from storage.errors import DataError
 from storage.format.manifests import read_manifest, write_manifest
@@ -126,7 +127,11 @@ class Artifact(StorageReprMixin, Mapping[str, NDArray[Any]]):
         segments = self.manifest.get("segment_names", ())
         if "segments" in self:
             segments = [segments[k] for k in self["segments"].tolist() if 0 <= k < len(segments)]
-        names = {"feature": self.manifest.get("feature_names", ()), "segment": segments}
+        names = {
+            "feature": self.manifest.get("feature_names", ()),
+            "segment": segments,
+            **list_trait_names(self.manifest),
+        }
         return build_xarray(self._arrays, names, {"path": str(self.path), **self.manifest})
 
 

@@ -15,7 +15,13 @@ import zarr
 from numpy.typing import NDArray
 
 from storage.dataset.feature_levels import BINARY_LEVELS
-from storage.display import Facts, StorageReprMixin, build_xarray, list_codes_facts
+from storage.display import (
+    Facts,
+    StorageReprMixin,
+    build_xarray,
+    list_codes_facts,
+    list_trait_names,
+)
 from storage.errors import DataError, StoreUnreachableError
 from storage.format.manifests import read_manifest, write_manifest
 from storage.format.schema import (
@@ -256,7 +262,12 @@ class Codes(StorageReprMixin, Mapping[str, NDArray[Any]]):
         variables = {name: (self.dims(name), self[name]) for name in self if name != "row"}
         rows = self["row"].tolist() if "row" in self else range(self.n_rows)
         features = self.manifest.get("feature_names", ())
-        names = {"row": rows, "feature": features, "level": self._name_levels(features)}
+        names = {
+            "row": rows,
+            "feature": features,
+            "level": self._name_levels(features),
+            **list_trait_names(self.manifest),
+        }
         return build_xarray(variables, names, {"path": str(self.path)})
 
     def _name_levels(self, features: Sequence[str]) -> list[str]:

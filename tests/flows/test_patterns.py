@@ -54,6 +54,18 @@ def test_a_pattern_is_read_from_files_and_frames(cli, tmp_path, rows) -> None:
     for name in ("", "_error"):
         expected = artifact[f"trait_covariance{name}"][0, :, 1]
         np.testing.assert_allclose(factors[f"correlation{name}_Do"], expected)
+    fit = ("--artifact", artifact.path, "--dataset", dataset.path)
+    done = cli("transform", *fit, "--output", "z.csv", "--standardize")
+    assert "component Do " in done.out
+    columns = pd.read_csv(tmp_path / "z.csv").columns.tolist()
+    assert columns[1:] == ["mean_Want", "sd_Want", "mean_Do", "sd_Do", "covariance_Want_Do"]
+    row = dict(zip(ITEMS, rows[0].tolist(), strict=True))
+    assert {"mean_Want", "mean_Do", "variance_Do"} < {*lb.Scorer(fitted)(row)}
+    assert "2: Want, Do" in repr(artifact)
+    assert artifact.to_xarray()["component"].values.tolist() == ["Want", "Do"]
+    report = fitted.report()
+    assert "trait 1" not in report.html
+    assert "Want is led by" in " ".join(report.findings)
 
 
 @pytest.mark.matrix

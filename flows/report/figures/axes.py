@@ -21,7 +21,7 @@ from flows.report.figures.marks import (
     PointMarks,
     Tick,
 )
-from flows.report.figures.text import format_number
+from flows.report.figures.text import format_number, shorten_texts
 
 Array = NDArray[np.float64]
 
@@ -31,6 +31,7 @@ _MARGIN_SHARE = 0.05  # of the range of values, left free at each end
 LARGEST_TEXT = ", those with the largest values"
 MAX_COLUMNS = 50
 _MAX_ROWS = 80
+_LETTER_WIDTH, _NAME_WIDTH = 6.5, 60  # pixels of a heat map: a letter, the names of rows
 _MIN_ORDERED_ROWS = 4  # fewer rows need no ordering
 
 
@@ -182,12 +183,15 @@ def plot_heat_map(
     every = -(-14 // row_height)
     y = make_name_axis(rows, "", every, is_down=True)
     cells = CellMarks(values, scale, facts)
-    x = make_name_axis(columns, kinds[1], -(-m // 26))
+    width = 520 if m <= 8 else min(1060, 180 + 46 * m)
+    step = -(-m // 26)
+    room = int((width - _NAME_WIDTH) * step / max(m, 1) / _LETTER_WIDTH)
+    x = make_name_axis(shorten_texts(columns, max(room, 2)), kinds[1], step)
     return {
         "plot": Plot(x, y, (cells,), row_height * n + 60),
         "ramp": scale.make_ramp(),
         "choices": _make_row_choices(kinds[0], rows, order_by_similarity(values), every),
-        "width": 520 if m <= 8 else min(1060, 180 + 46 * m),
+        "width": width,
     }
 
 

@@ -135,7 +135,8 @@ def _plot_memberships(coded: CodedRows, labels: ColourLabels | None) -> Figure:
     names = [group.name for group in groups]
     means = np.array([coded.codes[group.rows].mean(axis=0) for group in groups])
     label_name = labels.name if labels else "rows"
-    columns, words = [str(k + 1) for k in range(means.shape[1])], coded.words
+    words = coded.words
+    columns = words.label_components(means.shape[1])
     heat_map = plot_heat_map(means, names, columns, (label_name, words.component), is_signed=False)
     grouping = f", by {label_name}" if labels else ""
     alt = f"Mean share of {len(columns)} {words.components} among {len(coded.codes):,} {words.rows}"
@@ -181,7 +182,7 @@ def _plot_information(fitted: LoadedModel, z: Array, P: Array, coded: CodedRows)
     words = coded.words
     curves, keys, hint = _plot_curves(z, information[:, shown], names, words)
     total_curve = LineMarks([np.column_stack([z, total])], [GREY], 2.5)
-    x, y = fit_axis(z, f"{words.component} 1"), fit_axis(np.append(0.0, total), "information")
+    x, y = fit_axis(z, words.name_component(0)), fit_axis(np.append(0.0, total), "information")
     marks = (curves, total_curve) if names else (total_curve,)
     plot = Plot(x, y, marks, height=340)
     maximum, place = format_number(total.max(), 3), format_number(z[total.argmax()], 2)
@@ -197,7 +198,9 @@ def _plot_information(fitted: LoadedModel, z: Array, P: Array, coded: CodedRows)
     if unbounded.any():
         omitted = [fitted.feature_names[i] for i in np.flatnonzero(unbounded)]
         note += f" Omitted because their weights are unbounded: {join_names(omitted)}."
-    alt = f"Information of {len(shown)} {words.features} and of all over {words.component} 1. "
+    alt = (
+        f"Information of {len(shown)} {words.features} and of all over {words.name_component(0)}. "
+    )
     keys = (LegendKey(f"all {words.features}", GREY, "line"), *keys)
     heading = f"Information over the {words.component}"
     return Figure(
@@ -226,10 +229,10 @@ def _plot_item_curves(
     probability, meaning, noun = f"P({words.feature} = 1)", "1", words.features
     if not are_binary(fitted.dataset_features):
         probability, meaning, noun = "P(at least this level)", "at least each level", "levels"
-    x, y = fit_axis(z, f"{words.component} 1"), make_axis(-0.02, 1.02, probability)
+    x, y = fit_axis(z, words.name_component(0)), make_axis(-0.02, 1.02, probability)
     texts = () if keys else (_label_curves(z, probabilities.T, names, curves.colours),)
     plot = Plot(x, y, (curves, *texts), height=340)
-    alt = f"Probability of {meaning} over {words.component} 1, of {len(shown)} {noun}: "
+    alt = f"Probability of {meaning} over {words.name_component(0)}, of {len(shown)} {noun}: "
     alt += f"{join_names(names)}."
     n_features = P.shape[1]
     note = ""
@@ -300,8 +303,8 @@ def _plot_item_lines(
     groups, ramp = group_rows_by_label(labels, len(coded.codes))
     dots = [mark_rows(coded.codes[g.rows], describe_rows(coded, g.rows), g.key)[0] for g in groups]
     axes = (
-        make_axis(x[0], x[-1], f"{words.component} 1"),
-        make_axis(y[0], y[-1], f"{words.component} 2"),
+        make_axis(x[0], x[-1], words.name_component(0)),
+        make_axis(y[0], y[-1], words.name_component(1)),
     )
     one, it, noun = f"the {words.feature} is 1", "1 is", words.features
     if not are_binary(fitted.dataset_features):
@@ -328,13 +331,13 @@ def _plot_image_grid(fitted: LoadedModel, coded: CodedRows, layout: ImageLayout)
     planes = check_can_reconstruct(fitted.model).reconstruct(fitted.params, points)
     n_planes = [feature.n_planes for feature in fitted.features]
     images = layout.arrange_images(sum_planes(planes, fitted.features) / n_planes)
-    component = coded.words.component
-    plot = plot_image_mosaic(images, x, y, (f"{component} 1", f"{component} 2"))
+    names = coded.words.name_component(0), coded.words.name_component(1)
+    plot = plot_image_mosaic(images, x, y, names)
     value = "probability of 1"
     if not are_binary(fitted.features):
         value = "expected level, from the lowest (0) to the highest (1),"
     alt = f"The {value} of pixels as {_N_TILES}x{_N_TILES} images over "
-    alt += f"{coded.words.components} 1 and 2."
+    alt += f"{names[0]} and {names[1]}."
     note = f"Each image shows the {value} of every pixel for a {coded.words.row} with these codes."
     return Figure("Images over latent space", alt, plot, note=note, ramp=SHARES.make_ramp())
 

@@ -65,9 +65,9 @@ def plot_level_curves(fitted: LoadedModel, z: Array, planes: Array) -> Iterator[
     for i in sorted(largest):
         own = levels[:, ends[i] - len(features[i].levels) : ends[i]]
         places = None if thresholds is None else thresholds[firsts[i] : firsts[i + 1]]
-        words = fitted.model.vocabulary
+        words = read_vocabulary(fitted.artifact.manifest)
         note = format_shown_count(words.features, len(largest), len(ordinal), _SELECTION)
-        yield _plot_curves(features[i], z, own, places, note, words.component)
+        yield _plot_curves(features[i], z, own, places, note, words.name_component(0))
 
 
 def _plot_curves(
@@ -166,7 +166,7 @@ def _plot_bars(
     if "weights" in artifact and artifact.dims("weights") == ("component",):
         note = f"{format_share(artifact['weights'][k], 1)} of the rows. "
     note += format_shown_count(words.features, len(features), n_features, _SELECTION)
-    title, heading = f"Levels in component {k + 1}", f"Levels in {words.component} {k + 1}"
+    title, heading = f"Levels in component {k + 1}", f"Levels in {words.name_component(k)}"
     alt = f"{heading}: probability of each level of {len(features)} features as bars. {note}"
     plot = Plot(x, y, (bars,), _ROW_HEIGHT * len(names) + 60)
     return Figure(title, alt.strip(), plot, note=note.strip(), keys=keys, heading=heading)

@@ -224,10 +224,6 @@ def _format_title(name: str) -> str:
     return name.replace("_", " ").capitalize()
 
 
-def _number_components(values: Array) -> list[str]:
-    return [str(k + 1) for k in range(values.shape[1])]
-
-
 def _plot_loadings(artifact: Artifact, name: str, title: str, values: Array) -> Figure:
     features, words = artifact.manifest["feature_names"], read_vocabulary(artifact.manifest)
     n_features, n_components = values.shape
@@ -236,7 +232,7 @@ def _plot_loadings(artifact: Artifact, name: str, title: str, values: Array) -> 
     heat_map = plot_heat_map(
         shown,
         [features[i] for i in rows],
-        _number_components(shown),
+        words.label_components(shown.shape[1]),
         (words.feature, words.component),
         bool(values.min() < 0),
         {} if ends is None else {"interval": _format_intervals(ends[:, rows, columns])},
@@ -244,7 +240,7 @@ def _plot_loadings(artifact: Artifact, name: str, title: str, values: Array) -> 
     note = format_shown_count(words.features, len(rows), n_features, LARGEST_TEXT)
     note += format_shown_count(words.components, shown.shape[1], n_components, "")
     alt = f"{title} of {n_features} {words.features} on {n_components} {words.components}. "
-    alt += _format_leading(shown, rows, features, words.component)
+    alt += _format_leading(shown, rows, features, words)
     return Figure(title, alt, note=note, heading=_translate_title(name, title, words), **heat_map)
 
 
@@ -287,14 +283,14 @@ def _translate_title(name: str, title: str, words: Vocabulary) -> str:
 
 
 def _format_leading(
-    values: Array, rows: NDArray[np.intp], features: Sequence[str], component: str
+    values: Array, rows: NDArray[np.intp], features: Sequence[str], words: Vocabulary
 ) -> str:
     """List the features with the largest values on the first components."""
     leading = []
     for k in range(min(3, values.shape[1])):
         order = np.argsort(-np.abs(values[:, k]), kind="stable")[:3]
         texts = (f"{features[rows[i]]} {format_number(values[i, k], 2)}" for i in order)
-        leading.append(f"{component} {k + 1}: {', '.join(texts)}")
+        leading.append(f"{words.name_component(k)}: {', '.join(texts)}")
     return "Largest of " + "; ".join(leading) + "."
 
 
@@ -319,9 +315,13 @@ def _plot_images(
 def make_captions(artifact: Artifact, n: int) -> list[str]:
     """Number components, with their eigenvalues if there are any."""
     values = _group_arrays_by_dims(artifact).get(("eigenvalue",), np.zeros(0))
+    labels = read_vocabulary(artifact.manifest).label_components(n)
     if len(values) < n:
-        return [str(k + 1) for k in range(n)]
-    return [f"{k + 1}: λ = {format_number(value, 3)}" for k, value in enumerate(values[:n])]
+        return labels
+    return [
+        f"{label}: λ = {format_number(value, 3)}"
+        for label, value in zip(labels, values, strict=False)
+    ]
 
 
 def _plot_segment_array(artifact: Artifact, name: str, values: Array) -> Figure:
@@ -339,7 +339,7 @@ def _plot_segment_array(artifact: Artifact, name: str, values: Array) -> Figure:
     heat_map = plot_heat_map(
         shown,
         row_names,
-        _number_components(shown),
+        words.label_components(shown.shape[1]),
         (kind, words.component),
         signed,
     )
@@ -430,9 +430,7 @@ def plot_intervals(
         note += f"{int(excludes_zero.sum())} of {excludes_zero.size} intervals exclude 0. "
     note += f"{n_beyond} of {n_shown * n} extend beyond the axis. " if n_beyond else ""
     note = note.strip()
-    keys = tuple(
-        LegendKey(f"{words.component} {k + 1}", COLOURS[k], MARKERS[k]) for k in range(n_shown)
-    )
+    keys = tuple(LegendKey(words.name_component(k), COLOURS[k], MARKERS[k]) for k in range(n_shown))
     alt = f"{title} of {n} {kind}s with their 95 % intervals. {note}"
     return Figure(f"{title}: 95 % intervals", alt, plot, note=note, keys=keys)
 

@@ -35,6 +35,7 @@ from flows.report.figures.marks import (
 )
 from flows.report.figures.rows import CodedRows
 from flows.report.figures.text import format_number, shorten_text
+from pipeline.models.vocabulary import Vocabulary
 from pipeline.statistics.labels import SEGMENT
 
 Array = NDArray[np.float64]
@@ -81,20 +82,23 @@ def _scatter_rows(
         names, names_note = _label_rows(points, written_labels)
         placed_marks, note = [*placed_marks, names], note + names_note
     marks, places = tuple(mark for mark, _ in placed_marks), [place for _, place in placed_marks]
-    n_components, word = coded.codes.shape[1], coded.words.component
+    n_components, words = coded.codes.shape[1], coded.words
     room = _RANGE_PADDING if written_labels else 0.05
     if n_components == 1:
-        x, y = fit_axis(points[:, 0], f"{word} 1", room), Axis(-1.3, 1.3, has_lines=False)
+        x = fit_axis(points[:, 0], words.name_component(0), room)
+        y = Axis(-1.3, 1.3, has_lines=False)
         plot = Plot(x, y, marks, height=220)
     else:
-        plot = Plot(*fit_square_axes(points[:, :2], (f"{word} 1", f"{word} 2"), room), marks)
-    components = f"{word} 1"
+        axes = words.name_component(0), words.name_component(1)
+        plot = Plot(*fit_square_axes(points[:, :2], axes, room), marks)
+    components = words.name_component(0)
     if n_components > 1:
-        components = f"{coded.words.components} 1 and 2 of {n_components}"
+        pair = " and ".join(words.label_components(2))
+        components = f"{pair if words.names else f'{words.components} {pair}'} of {n_components}"
     subject = f"Codes of {len(points):,} {coded.words.rows}"
     subject += f", by {labels.name}" if labels else ""
     alt = f"{subject}: {components}."
-    choices = _make_axis_choices(points, places, room, word) if n_components > 2 else ()
+    choices = _make_axis_choices(points, places, room, words) if n_components > 2 else ()
     return Figure(
         "Rows in latent space",
         alt,
@@ -135,10 +139,10 @@ def plot_positions(
         order = np.argsort(-positions, kind="stable")
         pages = np.array_split(order, -(-len(order) // _MAX_ROWS_PER_FIGURE))
         x = fit_axis(
-            np.concatenate([positions, ends.ravel()]), f"position on {words.component} {k + 1}"
+            np.concatenate([positions, ends.ravel()]), f"position on {words.name_component(k)}"
         )
         title = f"Positions on component {k + 1}"
-        heading = f"Positions on {words.component} {k + 1}"
+        heading = f"Positions on {words.name_component(k)}"
         note = f"Positions have mean 0 and standard deviation 1 over the {len(codes):,} "
         note += f"{words.rows} shown."
         if is_anchored:
@@ -226,11 +230,11 @@ def _have_fractions(texts: NDArray[Any]) -> bool:
 
 
 def _make_axis_choices(
-    points: Array, places: list[Array], room: float, word: str
+    points: Array, places: list[Array], room: float, words: Vocabulary
 ) -> tuple[AxisChoice, ...]:
     options = tuple(
         AxisOption(name, fit_axis(points[:, k], name, room), tuple(place[:, k] for place in places))
-        for k, name in enumerate(f"{word} {k + 1}" for k in range(points.shape[1]))
+        for k, name in enumerate(map(words.name_component, range(points.shape[1])))
     )
     return (AxisChoice("across", "x", options, 0), AxisChoice("up", "y", options, 1))
 

@@ -30,6 +30,7 @@ from pipeline.data.weights import RowWeights, weigh_chunk
 from pipeline.evaluation.calibration import ShareComparison, compare_pairs
 from pipeline.inference.orientation import read_values
 from pipeline.models.capabilities import CanSample, check_can_sample
+from pipeline.models.registry import read_vocabulary
 from pipeline.models.vocabulary import PLAIN, Vocabulary
 from pipeline.passes.map_reduce import tree_merge
 from pipeline.random import RowRandom
@@ -236,7 +237,7 @@ def _encode_rows(
         names,
         columns,
         variances,
-        fitted.model.vocabulary,
+        read_vocabulary(fitted.artifact.manifest),
     )
 
 
