@@ -227,7 +227,8 @@ def fit(
     pattern
         Loading pattern of latent-trait: a data frame, or the path of a .csv or .parquet file, with
         a column `item` and a column for each trait, with 0 (no loading), 1 (a slope of its own) or
-        a label (equal labels are equal slopes).
+        a label (equal labels are equal slopes). Or a table of scales, see `fit_scales`: its scales
+        are the traits of one fit, its reversed items are reversed, and other features are left out.
     covariates
         Per-row columns that explain the traits of latent-trait or the classes of bernoulli-mixture,
         such as `["age", "school=North"]`, which names the reference level. `transform` and
@@ -275,6 +276,7 @@ def fit(
     else:
         dataset = make_dataset(dataset)
         chosen, reverse = choose_fit_features(dataset.feature_names, features, reverse, drop)
+    names = columns or dataset.feature_names
     with _translate_errors(dataset):
         request = FitRequest(
             model,
@@ -291,7 +293,7 @@ def fit(
             covariates=covariates,
             row_id=row_id,
             time=time,
-            pattern=None if pattern is None else partial(_read_table, pattern, "pattern"),
+            pattern=None if pattern is None else partial(_read_pattern, pattern, names),
             items=None if items is None else partial(read_items, items),
             orient=orient,
             anchors=anchors,
@@ -400,7 +402,8 @@ def fit_scales(
     >>> fits = fit_scales(frame, "big5.csv")  # doctest: +SKIP
     >>> fits["calm"].params.difficulty  # doctest: +SKIP
     """
-    from flows.fitting.scales import name_scale, parse_scales  # imports what reads files
+    from flows.data.parameter_tables import parse_scales  # imports what reads files
+    from flows.fitting.scales import name_scale
 
     if columns := list_frame_columns(dataset):
         names: Sequence[str] = columns
@@ -414,7 +417,7 @@ def fit_scales(
         pairs = [(item, scale) for scale, own in chosen.items() for item in own or ()]
         table = {"item": [pair[0] for pair in pairs], "scale": [pair[1] for pair in pairs]}
     else:
-        table = _read_table(scales, "scales").columns
+        table, _ = _read_table(scales, "scales")
     parsed = parse_scales(table, "scales", names, "the data")
     items = [name for name in names if any(name in scale.items for scale in parsed)]
     _, also_reversed = choose_fit_features(items, (), reverse)
@@ -914,17 +917,23 @@ def _draw_vote_rows(
     return NeighbourVote(label, queries, references, is_other_data=False)
 
 
-def _read_table(table: Any, parameter: str) -> PatternTable:
+def _read_pattern(pattern: Any, names: Sequence[str]) -> PatternTable:
+    from flows.data.parameter_tables import parse_pattern  # imports what reads files
+
+    return parse_pattern(*_read_table(pattern, "pattern"), names, "the data")
+
+
+def _read_table(table: Any, parameter: str) -> tuple[Mapping[str, Sequence[Any]], str]:
     """Read a loading pattern, or a table of scales, from a path or a data frame."""
     if isinstance(table, str | PathLike):
         from flows.data.parameter_tables import read_parameter_table  # imports what reads files
 
         columns = read_parameter_table(check_local_path(Path(table)), parameter)
-        return PatternTable(columns, str(table))
+        return columns, str(table)
     frame = wrap_frame(table, f"{{{parameter}}} must be a path or a data frame.")
     with translate_read_errors(parameter):
         columns = {name: frame[name].to_list() for name in frame.columns}
-    return PatternTable(columns, "the table")
+    return columns, "the table"
 
 
 def _check_memory(model: Model, dataset: Dataset, executor: Executor) -> int:

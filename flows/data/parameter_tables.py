@@ -1,24 +1,37 @@
-"""Read the small tables that options name: known items, also those of a fit, and patterns."""
+"""Read the small tables that options name: known items, those of a fit, patterns, scales."""
 
 from __future__ import annotations
 
 import csv
 import hashlib
 import io
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flows.cli.options import parse_local_path
+from flows.cli.summary import join_names
 from flows.data.datasets import load_fitted_model
+from pipeline.errors import format_suggestion
+from pipeline.fitting.prepare import PatternTable
 from pipeline.models.known_items import KnownItems, get_fitted_items, parse_known_items
 from storage.errors import DataError
 from storage.sources.text import read_text
-from storage.sources.value_codes import MISSING_TOKENS
+from storage.sources.value_codes import MISSING_TOKENS, parse_bit
 from storage.stores.local_path import check_is_no_pipe, check_local_path
 from storage.stores.locations import parse_path
 from storage.stores.object_path import is_url
 
 _TABLES = (".csv", ".parquet")
+_ENTRIES = {"0", "1", "0.0", "1.0", "False", "True"}  # of the column of a trait
+
+
+class Scale(NamedTuple):
+    """A scale: its name, its items, and those of them that are reversed."""
+
+    name: str
+    items: tuple[str, ...]
+    reversed_items: tuple[str, ...]
 
 
 def read_parameter_table(path: Path, parameter: str) -> dict[str, list[Any]]:
@@ -107,3 +120,94 @@ def read_known_items(name: str) -> KnownItems:
 
 def _is_missing(value: Any) -> bool:
     return isinstance(value, str) and value.lower() in MISSING_TOKENS
+
+
+def parse_scales(
+    table: Mapping[str, Sequence[Any]], place: str, names: Sequence[str], owner: str
+) -> list[Scale]:
+    """Parse a table with the columns `item` and `scale`, and perhaps `reversed`.
+
+    `place` and `owner` are the table and the owner of the features `names`, for errors.
+
+    Raises
+    ------
+    DataError
+        If the table lacks a column or a name, it has other columns but not `reversed`, an item is
+        no feature or twice in a scale, or a value of `reversed` is neither yes nor no.
+    """
+    for column in ("item", "scale"):
+        if column not in table:
+            have = ", ".join(map(repr, table)) or "none"
+            raise DataError(f"{place} has no column {column!r}. It has: {have}.")
+    others = [name for name in table if name not in ("item", "scale")]
+    if others and "reversed" not in table:
+        raise DataError(
+            f"{place} has no column 'reversed', but has: {', '.join(map(repr, others))}. Rename "
+            "the column that marks reversed items, or add an empty column 'reversed'."
+        )
+    known = {*names}
+    items: dict[str, dict[str, bool]] = {}
+    marks = table.get("reversed", [None] * len(table["item"]))
+    for item, scale, mark in zip(table["item"], table["scale"], marks, strict=True):
+        if scale in (None, ""):
+            raise DataError(f"{place}: item {item!r} has no scale. Name one, or delete the line.")
+        item, scale = str(item), str(scale)
+        if item not in known:
+            hint = format_suggestion(item, names) or (
+                f" Correct the name, or delete the line. Features: {join_names(names)}."
+            )
+            raise DataError(
+                f"{place}: {owner} has no feature {item!r}, an item of scale {scale!r}.{hint}"
+            )
+        own = items.setdefault(scale, {})
+        if item in own:
+            raise DataError(f"{place}: item {item!r} is twice in scale {scale!r}. Delete a line.")
+        own[item] = _parse_mark(place, item, mark)
+    if not items:
+        raise DataError(f"{place} has no items. Write a line for each item.")
+    return [
+        Scale(name, tuple(own), tuple(item for item in own if own[item]))
+        for name, own in items.items()
+    ]
+
+
+def parse_pattern(
+    columns: Mapping[str, Sequence[Any]], source: str, names: Sequence[str], owner: str
+) -> PatternTable:
+    """Return the table of a loading pattern: as it is, or made of a table of scales.
+
+    A table of scales has a column `scale`, but no 0 or 1 in it: it has a line per item and trait
+    instead of a column per trait. `source` is the table and `owner` the owner of the features
+    `names`, for errors.
+
+    Raises
+    ------
+    DataError
+        If a table of scales cannot be parsed, or an item is reversed in one scale but not in
+        another.
+    """
+    if "scale" not in columns or _ENTRIES & {*map(str, columns["scale"])}:
+        return PatternTable(columns, source)
+    place = f"{{pattern}}: {source}"
+    scales = parse_scales(columns, place, names, owner)
+    items = [name for name in names if any(name in scale.items for scale in scales)]
+    turned = {name for scale in scales for name in scale.reversed_items}
+    for scale in scales:
+        if both := (turned & {*scale.items}) - {*scale.reversed_items}:
+            raise DataError(
+                f"{place}: item {min(both)!r} is reversed, but not in scale {scale.name!r}. In one "
+                "fit of all scales, it is reversed in all or in none: its slopes have their own "
+                "signs."
+            )
+    entries = {scale.name: [int(name in scale.items) for name in items] for scale in scales}
+    return PatternTable({"item": items, **entries}, source, tuple(n for n in items if n in turned))
+
+
+def _parse_mark(place: str, item: str, mark: Any) -> bool:
+    if mark is None or _is_missing(str(mark).strip()):
+        return False
+    if (bit := parse_bit(str(mark))) is None:
+        raise DataError(
+            f"{place}: {mark!r} is in the column 'reversed' of item {item!r}. Write yes or no."
+        )
+    return bool(bit)

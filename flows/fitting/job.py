@@ -22,7 +22,7 @@ from flows.data.datasets import (
     read_true_mixing,
     resolve_split,
 )
-from flows.data.parameter_tables import read_known_items, read_parameter_table
+from flows.data.parameter_tables import parse_pattern, read_known_items, read_parameter_table
 from flows.fitting.checkpoints import open_kept_statistics
 from flows.fitting.options import FitOptions
 from flows.fitting.provenance import compute_fingerprint, describe_artifact
@@ -165,7 +165,9 @@ def prepare_fit(options: FitOptions) -> FitPlan:
         "features": features,
         "reverse": reverse,
         "covariates": _parse_covariates(options.covariates),
-        "pattern": None if options.pattern is None else partial(_read_pattern, options.pattern),
+        "pattern": None
+        if options.pattern is None
+        else partial(_read_pattern, options.pattern, dataset),
         "items": None if options.items is None else partial(read_known_items, options.items),
         "initial_fit": initial_fit,
         "dataset_name": str(dataset.path),
@@ -211,9 +213,10 @@ def _parse_covariates(text: str | None) -> list[str] | None:
     return ["=".join(map(unquote, split_quoted(part, "="))) for part in split_quoted(text, ",")]
 
 
-def _read_pattern(name: str) -> PatternTable:
+def _read_pattern(name: str, dataset: BinaryDataset) -> PatternTable:
     path = parse_local_path(name)
-    return PatternTable(read_parameter_table(path, "pattern"), str(path))
+    columns = read_parameter_table(path, "pattern")
+    return parse_pattern(columns, str(path), dataset.feature_names, str(dataset.path))
 
 
 def _check_labels(model: Model, dataset: BinaryDataset) -> None:

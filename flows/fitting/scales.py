@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flows.cli.options import parse_local_path
-from flows.cli.summary import join_names
 from flows.data.datasets import COMBINED, load_fitted_model, open_dataset_or_example
-from flows.data.parameter_tables import read_parameter_table
+from flows.data.parameter_tables import Scale, parse_scales, read_parameter_table
 from flows.fitting.drift import check_drift_limit
 from flows.fitting.job import FitPlan, prepare_fit
 from flows.fitting.options import FitOptions
 from flows.fitting.provenance import compute_fingerprint
-from pipeline.errors import FitError, format_suggestion
+from pipeline.errors import FitError
 from storage.errors import DataError
 from storage.sources.base import choose_features
-from storage.sources.value_codes import MISSING_TOKENS, ReadOptions, parse_bit
+from storage.sources.value_codes import ReadOptions
 from storage.stores.locations import LATEST_NAME
 
 _OTHER_CHOICES = ("features", "pattern", "items")
-
-
-class Scale(NamedTuple):
-    """A scale: its name, its items, and those of them that are reversed."""
-
-    name: str
-    items: tuple[str, ...]
-    reversed_items: tuple[str, ...]
+_NOT_IN_NAMES = {*'/\\:*?"<>|\n'}  # of folders
 
 
 class ScalePlan(NamedTuple):
@@ -54,6 +46,12 @@ def prepare_scales(options: FitOptions) -> tuple[Path, list[ScalePlan]]:
     scales = parse_scales(read_parameter_table(table, "scales"), place, names, str(dataset.path))
     default_output = f"runs/{dataset.path.resolve().stem}-scales"
     output = parse_local_path(options.output or default_output)
+    for scale in scales:
+        if scale.name.startswith(".") or {*scale.name} & _NOT_IN_NAMES or scale.name == COMBINED:
+            raise DataError(
+                f"{place}: scale {scale.name!r} cannot be the name of a folder. Give it another "
+                "name."
+            )
     items = [name for name in dataset.feature_names if any(name in s.items for s in scales)]
     kept, also_reversed = choose_features(
         "the scales", items, ReadOptions(drop=options.drop), options.reverse
@@ -79,71 +77,6 @@ def prepare_scales(options: FitOptions) -> tuple[Path, list[ScalePlan]]:
             check_drift_limit(options.drift_limit, plan.dataset.n_features)
         plans.append(ScalePlan(scale, plan))
     return output, plans
-
-
-def parse_scales(
-    table: Mapping[str, Sequence[Any]], place: str, names: Sequence[str], owner: str
-) -> list[Scale]:
-    """Parse a table with the columns `item` and `scale`, and perhaps `reversed`.
-
-    `place` and `owner` are the table and the owner of the features `names`, for errors.
-
-    Raises
-    ------
-    DataError
-        If the table lacks a column or a name, it has other columns but not `reversed`, an item is
-        no feature or twice in a scale, a value of `reversed` is neither yes nor no, or a scale
-        cannot be the name of a folder.
-    """
-    for column in ("item", "scale"):
-        if column not in table:
-            have = ", ".join(map(repr, table)) or "none"
-            raise DataError(f"{place} has no column {column!r}. It has: {have}.")
-    others = [name for name in table if name not in ("item", "scale")]
-    if others and "reversed" not in table:
-        raise DataError(
-            f"{place} has no column 'reversed', but has: {', '.join(map(repr, others))}. Rename "
-            "the column that marks reversed items, or add an empty column 'reversed'."
-        )
-    known = {*names}
-    items: dict[str, dict[str, bool]] = {}
-    marks = table.get("reversed", [None] * len(table["item"]))
-    for item, scale, mark in zip(table["item"], table["scale"], marks, strict=True):
-        if scale in (None, ""):
-            raise DataError(f"{place}: item {item!r} has no scale. Name one, or delete the line.")
-        item, scale = str(item), str(scale)
-        if item not in known:
-            hint = format_suggestion(item, names) or (
-                f" Correct the name, or delete the line. Features: {join_names(names)}."
-            )
-            raise DataError(
-                f"{place}: {owner} has no feature {item!r}, an item of scale {scale!r}.{hint}"
-            )
-        own = items.setdefault(scale, {})
-        if item in own:
-            raise DataError(f"{place}: item {item!r} is twice in scale {scale!r}. Delete a line.")
-        own[item] = _parse_mark(place, item, mark)
-    if not items:
-        raise DataError(f"{place} has no items. Write a line for each item.")
-    for name in items:
-        if name.startswith(".") or {*name} & {*'/\\:*?"<>|\n'} or name == COMBINED:
-            raise DataError(
-                f"{place}: scale {name!r} cannot be the name of a folder. Give it another name."
-            )
-    return [
-        Scale(name, tuple(own), tuple(item for item in own if own[item]))
-        for name, own in items.items()
-    ]
-
-
-def _parse_mark(place: str, item: str, mark: Any) -> bool:
-    if mark is None or str(mark).strip().lower() in MISSING_TOKENS:
-        return False
-    if (bit := parse_bit(str(mark))) is None:
-        raise DataError(
-            f"{place}: {mark!r} is in the column 'reversed' of item {item!r}. Write yes or no."
-        )
-    return bool(bit)
 
 
 @contextmanager

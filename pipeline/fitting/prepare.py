@@ -3,8 +3,9 @@
 The command, Python, the estimators and refits all take the same steps, in the same order, which
 decides what the first error is about:
 
-1. `features`, `reverse`, `cut` and the model's own view of levels
-2. what the model supports; then weights and primary sampling units
+1. what the model supports
+2. `features`, `reverse`, `cut` and the model's own view of levels; then weights and primary
+   sampling units
 3. groups
 4. covariates, and members and times of rows
 5. the loading pattern, which sets the number of components
@@ -18,7 +19,7 @@ Callers hand in what is read from files: tables of items and patterns, and the f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, NamedTuple
 
@@ -66,10 +67,24 @@ from pipeline.models.support import Part, check_features, check_parts
 
 
 class PatternTable(NamedTuple):
-    """The columns of a loading pattern by name, and where they are from; see `pattern` of `fit`."""
+    """The columns of a loading pattern by name, and where they are from; see `pattern` of `fit`.
+
+    Attributes
+    ----------
+    reversed_items
+        Reversed items, if the pattern is from a table of scales: the fit has only its items. None
+        of other patterns, which have all features.
+    """
 
     columns: Mapping[str, Sequence[Any]]
     source: str
+    reversed_items: tuple[str, ...] | None = None
+
+    def select(self, names: Container[str]) -> PatternTable:
+        """Return the table with only some of its items, in its column `item`."""
+        rows = [k for k, name in enumerate(self.columns["item"]) if name in names]
+        columns = {key: [own[k] for k in rows] for key, own in self.columns.items()}
+        return self._replace(columns=columns)
 
 
 @dataclass(frozen=True)
@@ -221,14 +236,18 @@ def prepare(request: FitRequest, dataset: DatasetT) -> PreparedFit[DatasetT]:
         If the request contradicts the dataset, the model or itself.
     """
     model, split = request.make_model(), request.split
+    parts = request.list_parts()
+    check_parts(model, parts, find_models)
+    table = None if request.pattern is None else request.pattern()
+    if table is not None and table.reversed_items is not None:
+        request = _choose_items(request, dataset, table)
+        table = table.select(request.features or ())
     if request.features is not None:
         dataset = select_features(dataset, request.features)
     dataset = reverse_features(dataset, request.reverse)
     dataset, split_levels = _adapt_levels(model, dataset, request.cut)
     features = list_features(dataset)
     check_features(model, features, find_models)
-    parts = request.list_parts()
-    check_parts(model, parts, find_models)
     weights = measure_row_weights(dataset, split, request.weight, request.weights, request.psu)
     groups: tuple[str, ...] = ()
     if "groups" in parts:
@@ -239,13 +258,13 @@ def prepare(request: FitRequest, dataset: DatasetT) -> PreparedFit[DatasetT]:
     row_columns = RowColumns(covariates, None if periods is None else periods.columns)
     dataset = dataset.with_row_columns(row_columns)
     pattern = None
-    if request.pattern is not None:
-        columns, source = request.pattern()
+    if table is not None:
+        columns = table.columns
         new_names = {name: name_reversed(name) for name in request.reverse}
         if "item" in columns:
             own_names = [new_names.get(name, name) for name in columns["item"]]
             columns = {**columns, "item": own_names}
-        pattern = make_loading_pattern(columns, dataset.feature_names, source)
+        pattern = make_loading_pattern(columns, dataset.feature_names, table.source)
         model = match_traits(model, pattern, request.components)
     if request.initial_fit is not None:
         model = _match_initial_fit(model, request.initial_fit, request, row_columns)
@@ -270,6 +289,16 @@ def prepare(request: FitRequest, dataset: DatasetT) -> PreparedFit[DatasetT]:
     }
     chosen = {name: value for name, value in choices.items() if value}
     return PreparedFit(request, model, dataset, weights, poles, anchors, chosen)
+
+
+def _choose_items(request: FitRequest, dataset: Dataset, table: PatternTable) -> FitRequest:
+    """Return the request to fit the items of a table of scales, with its reversed items."""
+    items, names = {*table.columns["item"]}, request.features or dataset.feature_names
+    features = tuple(name for name in names if name in items)
+    turned = {*request.reverse, *(table.reversed_items or ())}
+    return replace(
+        request, features=features, reverse=tuple(name for name in features if name in turned)
+    )
 
 
 def _adapt_levels(

@@ -99,13 +99,6 @@ def make_loading_pattern(
         raise _refuse(source, f"has no column for a trait. {_REMEDY}")
     if len(set(traits)) < len(traits) or not all(map(str.strip, traits)):
         raise _refuse(source, "has traits without a name, or with the same name. Rename them.")
-    is_scales = {"scale"} <= set(traits) <= {"scale", "reversed"}
-    if is_scales and not {str(entry) for entry in columns["scale"]} <= {"0", "1"}:
-        raise _refuse(
-            source,
-            "is a table of scales. For a fit of each scale by itself, use {scales}; for one fit "
-            "of all, write a column of 0 and 1 for each trait.",
-        )
     items = [str(name) for name in columns[item_column]]
     if twice := [name for name, count in Counter(items).items() if count > 1]:
         raise _refuse(source, f"has items twice: {_join(twice)}. Keep one row for each.")

@@ -68,6 +68,31 @@ def test_a_pattern_is_read_from_files_and_frames(cli, tmp_path, rows) -> None:
     assert "Want is led by" in " ".join(report.findings)
 
 
+def test_a_table_of_scales_is_a_pattern(cli, tmp_path, rows) -> None:
+    names = [*ITEMS[:5], "None", "apart"]
+    X = np.column_stack([rows, np.zeros(len(rows), np.uint8)])  # no scale has the last feature
+    X[:, 1] ^= 1
+    dataset = write_arrays(tmp_path / "d.zarr", X, names=names)
+    scales = {"item": names[5:2:-1] + names[:3], "scale": ["NA"] * 3 + ["W"] * 3}
+    scales["reversed"] = ["", "no", None, "", "yes", "0"]
+    pd.DataFrame(scales).to_csv(tmp_path / "s.csv", index=False)
+    options = ("--dataset", dataset.path, "--model", "latent-trait", "--no-report", "--json")
+    done = cli("fit", *options, "--pattern", "s.csv", "--executor", "serial")
+    assert done.code == 0, done.err
+    assert done.json["traits"] == ["NA", "W"]
+    found = load_artifact(done.json["artifact"])
+    assert found.manifest["feature_names"] == ["q0", "q1 (reversed)", *names[2:6]]
+    wide = pd.DataFrame({"item": names[:6], "NA": [0, 0, 0, 1, 1, 1], "W": [1, 1, 1, 0, 0, 0]})
+    chosen = {"features": names[:6], "reverse": ["q1"]}
+    expected = lb.fit(str(dataset.path), "latent-trait", pattern=wide, **chosen)
+    np.testing.assert_array_equal(found["weights"], expected.params.weights)
+    assert expected.params.weights[:3, 1].min() > 0.5
+    frame = pd.DataFrame(X, columns=names)
+    again = lb.fit(frame, "latent-trait", pattern=pd.DataFrame(scales), drop=["q4"])
+    assert again.feature_names == ("q0", "q1 (reversed)", "q2", "q3", "None")
+    assert again.params.weights.shape == (5, 2)
+
+
 @pytest.mark.matrix
 def test_items_with_several_levels_take_a_pattern(cli, tmp_path, rows) -> None:
     rng = np.random.default_rng(3)
@@ -107,13 +132,15 @@ def test_bad_patterns_are_refused(cli, tmp_path, rows) -> None:
     dataset = write_arrays(tmp_path / "d.zarr", rows, names=ITEMS)
     (tmp_path / "p.csv").write_text("item,A\nq0,1\nq1\n")
     (tmp_path / "p.txt").write_text("")
-    (tmp_path / "s.csv").write_text("item,scale,reversed\n" + "".join(f"{i},A,no\n" for i in ITEMS))
+    (tmp_path / "s.csv").write_text("item,scale,reversed\nq0,A,yes\nq1,A,no\nq0,B,no\nq2,B,no\n")
+    (tmp_path / "k.csv").write_text("item,scale,keyed\nq0,A,+\n")
     options = ("fit", "--dataset", dataset.path, "--model", "latent-trait", "--pattern")
     for name, message in (
         ("p.csv", "has 1 values in the line of 'q1', but 2 columns"),
         ("p.txt", "is neither .csv nor .parquet"),
         ("none.csv", "cannot be read"),
-        ("s.csv", "is a table of scales. For a fit of each scale by itself, use --scales; for"),
+        ("s.csv", "item 'q0' is reversed, but not in scale 'B'. In one fit of all scales, it is"),
+        ("k.csv", "has no column 'reversed', but has: 'keyed'. Rename the column"),
     ):
         refused = cli(*options, tmp_path / name)
         assert refused.code == 2
