@@ -7,6 +7,7 @@ import tests.support.environment  # isort: skip  # noqa: F401  (before NumPy and
 import ctypes
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -238,6 +239,9 @@ def _open_test_bucket(
     object_store.open_bucket.cache_clear()
 
 
+PREFECT_PASSWORD = "tests:3d1f0c55"
+
+
 @pytest.fixture(scope="session")
 def prefect_url() -> Iterator[str]:
     """The address of the server that `flows` embeds, in a process of its own for the session.
@@ -252,9 +256,12 @@ def prefect_url() -> Iterator[str]:
         "    sys.stdin.read()\n"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen([sys.executable, "-c", script], text=True, **pipes) as server:
+    environment = {**os.environ, "PREFECT_SERVER_API_AUTH_STRING": PREFECT_PASSWORD}
+    with subprocess.Popen(
+        [sys.executable, "-c", script], text=True, env=environment, **pipes
+    ) as server:
         assert server.stdout is not None
-        with use_server(server.stdout.readline().strip()) as url:
+        with use_server(server.stdout.readline().strip(), PREFECT_PASSWORD) as url:
             yield url
         server.communicate()
 
@@ -264,6 +271,7 @@ def prefect_server(prefect_url: str) -> Iterator[None]:
     """Let this file's flows, and the processes that it starts, use a Prefect server."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PREFECT_API_URL", prefect_url)
+        patch.setenv("PREFECT_API_AUTH_STRING", PREFECT_PASSWORD)
         yield
 
 

@@ -26,7 +26,11 @@ from flows.cli.startup import pause_garbage_collection
 from flows.cli.summary import print_json
 from flows.running.environment import is_prefect_installed, is_recording
 from flows.running.resources import compute_usage, read_usage, release_free_memory
-from flows.running.server import check_scheduled_run, run_with_server
+from flows.running.server import (
+    check_scheduled_run,
+    hide_passwords_in_logs,
+    run_with_server,
+)
 from pipeline.errors import ClusterLost, FitError
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
@@ -115,6 +119,7 @@ def _build_flow(
 
     call.__signature__ = _make_signature(kind)  # type: ignore[attr-defined]
     hide_expected_tracebacks()
+    hide_passwords_in_logs()
     decorate: Any = flow(
         name=name,
         flow_run_name=partial(_format_run_name, name),

@@ -1,17 +1,23 @@
 """The Prefect server of a flow: a configured one, or one embedded in this process.
 
 The embedded server is a thread on the loopback interface. It shares the imported Prefect modules
-with the flow, which is most of the memory that a server needs, and it cannot outlive the run.
+with the flow, which is most of the memory that a server needs, and it cannot outlive the run. Other
+users of the machine can connect to it, so it answers nothing without a password, which only this
+process knows.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import secrets
 import socket
 import sys
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from contextvars import copy_context
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from threading import Thread
@@ -23,13 +29,14 @@ from flows.running.environment import is_server_configured
 from pipeline.errors import FitError
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
     from uvicorn import Server
 
 
 T = TypeVar("T")
 _MAX_CLOCK_DIFFERENCE = 60
 _DRAIN_SECONDS = 10.0
-_START_SECONDS, _STOP_SECONDS = 120.0, 10.0
+_STOP_SECONDS = 10.0
 
 
 def run_with_server(run_flow: Callable[[], T]) -> T:
@@ -49,6 +56,16 @@ def run_with_server(run_flow: Callable[[], T]) -> T:
             # next run has another server. Prefect documents no function for this; its own
             # `prefect_test_harness` calls this one too.
             EventsWorker.drain_all(_DRAIN_SECONDS, at_exit=False)
+
+
+def hide_passwords_in_logs() -> None:
+    """Drop debugging messages about websockets, which contain the password of the server."""
+    for name in ("websockets.client", "uvicorn.error"):
+        logging.getLogger(name).addFilter(_is_above_debug)
+
+
+def _is_above_debug(record: logging.LogRecord) -> bool:
+    return record.levelno > logging.DEBUG
 
 
 def check_scheduled_run() -> None:
@@ -108,15 +125,28 @@ def _strip_credentials(url: str) -> str:
 
 @contextmanager
 def run_embedded_server() -> Iterator[str]:
-    """Run an embedded server, use it for the flows of this process, and yield its address."""
-    from prefect.settings import PREFECT_HOME
+    """Run an embedded server, use it for the flows of this process, and yield its address.
 
-    PREFECT_HOME.value().mkdir(parents=True, exist_ok=True)  # Prefect does not create the parents
+    It asks for `PREFECT_SERVER_API_AUTH_STRING` if the user has set it, else for a random password.
+    """
+    from prefect.settings import PREFECT_HOME, PREFECT_SERVER_API_AUTH_STRING
+
+    home = PREFECT_HOME.value()
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)  # Prefect does not create the parents
+    password = PREFECT_SERVER_API_AUTH_STRING.value() or f"latentbits:{secrets.token_urlsafe(32)}"
     ready: Future[Server] = Future()
     had_dot = "." in sys.path
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        use_server(f"http://127.0.0.1:{listener.getsockname()[1]}/api", password) as url,
+    ):
+        # The thread gets these settings. Settings of its own would be parsed and hashed anew, which
+        # takes longer than starting to listen.
         thread = Thread(
-            target=_run_server, args=(listener, ready), name="prefect-server", daemon=True
+            target=copy_context().run,
+            args=(_run_server, listener, password, ready),
+            name="prefect-server",
+            daemon=True,
         )
         thread.start()
         server = _wait_for_server(ready)
@@ -125,47 +155,54 @@ def run_embedded_server() -> Iterator[str]:
         if not had_dot and "." in sys.path:
             sys.path.remove(".")
         try:
-            with use_server(f"http://127.0.0.1:{listener.getsockname()[1]}/api") as url:
-                yield url
+            yield url
         finally:
             server.should_exit = True
             thread.join(_STOP_SECONDS)
 
 
 @contextmanager
-def use_server(url: str) -> Iterator[str]:
-    """Let flows use this server, without heartbeats: their thread would end up to 1 s late."""
+def use_server(url: str, password: str) -> Iterator[str]:
+    """Let flows use this server, without heartbeats: their thread would end up to 1 s late.
+
+    `password` is both what an embedded server asks for and what its clients send.
+    """
     from prefect import settings
 
-    changes = {settings.PREFECT_API_URL: url, settings.PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
+    changes = {
+        settings.PREFECT_API_URL: url,
+        settings.PREFECT_API_AUTH_STRING: password,
+        settings.PREFECT_SERVER_API_AUTH_STRING: password,
+        settings.PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
+    }
     with settings.temporary_settings(changes):
         yield url
 
 
 def _wait_for_server(ready: Future[Server]) -> Server:
+    """Wait for as long as the server's thread lives: a busy machine may take minutes."""
     try:
-        return ready.result(_START_SECONDS)
+        return ready.result()
     except Exception as error:
-        raise RuntimeError("The embedded Prefect server did not start.") from error
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise FitError(
+            f"PREFECT_SERVER_EPHEMERAL_ENABLED: the embedded Prefect server did not start "
+            f"({reason}). Set PREFECT_LOGGING_LEVEL and PREFECT_SERVER_LOGGING_LEVEL to DEBUG to "
+            "see its log, or PREFECT_HOME to another folder for its database."
+        ) from error
 
 
-def _run_server(listener: socket.socket, ready: Future[Server]) -> None:
-    """Run the server without the credentials of the user's own server."""
+def _run_server(listener: socket.socket, password: str, ready: Future[Server]) -> None:
+    """Run the server; `ready` gets it once it listens, or the error that ended it before."""
     try:
-        with pause_garbage_collection():
-            from prefect.settings import PREFECT_SERVER_API_AUTH_STRING, temporary_settings
-        # Changed settings are parsed and hashed anew, which takes longer than starting to listen.
-        is_changed = PREFECT_SERVER_API_AUTH_STRING.value() is not None
-        changes = {PREFECT_SERVER_API_AUTH_STRING: None}
-        with temporary_settings(changes) if is_changed else nullcontext():
-            asyncio.run(_serve(listener, ready))
-    except Exception as error:
+        asyncio.run(_serve(listener, password, ready))
+    except BaseException as error:
         if ready.done():
             raise
         ready.set_exception(error)
 
 
-async def _serve(listener: socket.socket, ready: Future[Server]) -> None:
+async def _serve(listener: socket.socket, password: str, ready: Future[Server]) -> None:
     """Serve until `should_exit` is set."""
     with pause_garbage_collection():
         import uvicorn
@@ -174,7 +211,30 @@ async def _serve(listener: socket.socket, ready: Future[Server]) -> None:
         app = create_app(ephemeral=True)
     async with app.router.lifespan_context(app):
         server = uvicorn.Server(
-            uvicorn.Config(app, lifespan="off", log_config=None, access_log=False)
+            uvicorn.Config(
+                _require_password(app, password), lifespan="off", log_config=None, access_log=False
+            )
         )
         ready.set_result(server)
         await server.serve([listener])
+
+
+def _require_password(app: ASGIApp, password: str) -> ASGIApp:
+    """Answer all requests without the password with status 401.
+
+    Prefect itself leaves its health, its version and the description of its routes to everybody. It
+    does check the password of websockets, which is in their first message.
+    """
+    expected = b"Basic " + b64encode(password.encode())
+
+    async def check_password(scope: Scope, receive: Receive, send: Send) -> None:
+        from starlette.responses import JSONResponse
+
+        given = dict(scope.get("headers", ())).get(b"authorization", b"")
+        if scope["type"] != "http" or secrets.compare_digest(given, expected):
+            await app(scope, receive, send)
+        else:
+            refusal = JSONResponse({"exception_message": "Unauthorized"}, 401)
+            await refusal(scope, receive, send)
+
+    return check_password
