@@ -19,8 +19,9 @@ from flows.fitting.options import FitOptions
 from flows.running.flow import make_flow, run_command
 
 if TYPE_CHECKING:
+    from flows.data.parameter_tables import Scale
     from flows.exporting.scales import ScaleScores
-    from flows.fitting.scales import Scale, ScalePlan
+    from flows.fitting.scales import ScalePlan
 
 HELP = "Fit a latent-variable model, and write it to a folder, called an artifact.\n"
 EXAMPLES = f"""Example: python -m flows.fit --dataset votes.zarr --model blica

@@ -934,6 +934,10 @@ class LatentTrait(WeightedModelEstimator):
     level_difficulty_: NDArray[np.float64] | None
     difficulty_error_: NDArray[np.float64] | None
     level_difficulty_error_: NDArray[np.float64] | None
+    loadings_: NDArray[np.float64] | None
+    communality_: NDArray[np.float64] | None
+    loadings_error_: NDArray[np.float64] | None
+    communality_error_: NDArray[np.float64] | None
     infit_: NDArray[np.float64] | None
     outfit_: NDArray[np.float64] | None
     s_x2_: NDArray[np.float64] | None

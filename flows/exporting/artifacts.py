@@ -24,7 +24,6 @@ from flows.exporting.columns import (
     list_segment_names,
     read_factor_columns,
     read_parameter_columns,
-    read_trait_correlations,
 )
 from flows.exporting.files import BatchedTable, collect_columns
 from pipeline.errors import FitError
@@ -140,10 +139,8 @@ def make_factor_table(artifact: Artifact) -> BatchedTable:
     """Make a table with one line per factor: its sum of squared loadings, and correlations."""
     names = {"component": np.arange(1, artifact.manifest["n_components"] + 1)}
     if columns := read_factor_columns(artifact):
-        return collect_columns({**names, **columns})
-    if traits := read_trait_correlations(artifact):
-        own = {name: values for column in traits for name, values in column.iter_arrays()}
-        return collect_columns({**list_trait_names(artifact.manifest), **own})
+        own = chain.from_iterable(column.iter_arrays() for column in columns)
+        return collect_columns({**names, **list_trait_names(artifact.manifest), **dict(own)})
     raise DataError(
         f"{artifact.path}: the fit has no factors. Fit clipped-pca with "
         "--set estimator=minres or --set rotation=varimax, or latent-trait with --pattern."

@@ -182,22 +182,28 @@ def _read_uncertainty(artifact: Artifact, name: str, dim: str) -> dict[str, Arra
     return found
 
 
-def read_factor_columns(artifact: Artifact) -> dict[str, Array]:
+def read_factor_columns(artifact: Artifact) -> list[ParameterColumn]:
     """Return what each factor explains, and its correlations with all, (n_components,) each.
 
     The sums of squares allow for correlated factors, so that they add up to the communalities.
-    Empty unless the fit has communalities.
+    Factors of models without communalities, other than the traits of a loading pattern, have none.
     """
-    if "communality" not in artifact:
-        return {}
-    loadings = np.asarray(artifact["loadings"], np.float64)
-    n_components = loadings.shape[1]
-    correlation = artifact.get("component_correlation", np.eye(n_components))
-    sums = np.diagonal(correlation @ loadings.T @ loadings)
-    columns = {"sum_of_squares": sums, "share_of_variance": sums / max(len(loadings), 1)}
-    if "component_correlation" in artifact:
-        columns |= {f"correlation_{k}": own for k, own in enumerate(correlation.T, 1)}
-    return columns
+    columns: list[ParameterColumn] = []
+    if "communality" in artifact:
+        loadings = np.asarray(artifact["loadings"], np.float64)
+        correlation = artifact.get("component_correlation", np.eye(loadings.shape[1]))
+        sums = np.diagonal(correlation @ loadings.T @ loadings)
+        share = sums / max(len(loadings), 1)
+        columns += [
+            ParameterColumn("sum_of_squares", "", sums),
+            ParameterColumn("share_of_variance", "", share),
+        ]
+        if "component_correlation" in artifact and not read_trait_names(artifact.manifest):
+            columns += [
+                ParameterColumn("correlation", f"_{k}", own)
+                for k, own in enumerate(correlation.T, 1)
+            ]
+    return columns + read_trait_correlations(artifact)
 
 
 def read_trait_correlations(artifact: Artifact) -> list[ParameterColumn]:

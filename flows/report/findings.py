@@ -203,12 +203,14 @@ def _iter_class_number_sentences(manifest: Mapping[str, Any]) -> Iterator[str]:
 def _iter_share_sentences(artifact: Artifact, words: Vocabulary) -> Iterator[str]:
     """Describe how much the components explain, or how many rows belong to them."""
     n_shown = min(artifact.manifest["n_components"], _MAX_COMPONENTS)
-    if factors := read_factor_columns(artifact):
-        shares = factors["share_of_variance"][:n_shown]
+    if "communality" in artifact:
+        columns = {column.array: column.values for column in read_factor_columns(artifact)}
+        shares = columns["share_of_variance"][:n_shown]
         verb = "explains" if len(shares) == 1 else "explain"
         if len(shares):
-            total = f"the variance of the {words.features}"
-            yield f"The first {verb} {_join_shares(shares)} of {total}."
+            subject = _join_words(words.names[:n_shown]) if words.names else "the first"
+            text = f"{subject} {verb} {_join_shares(shares)}"
+            yield f"{text[0].upper()}{text[1:]} of the variance of the {words.features}."
     elif "eigenvalues" in artifact and "loadings" in artifact:
         eigenvalues, n_features = artifact["eigenvalues"], len(artifact.manifest["feature_names"])
         shares = np.asarray(eigenvalues)[:n_shown] / n_features

@@ -498,10 +498,10 @@ def _sort_by_factor(loadings: NDArray[np.float64]) -> NDArray[np.intp]:
 def make_factor_table(artifact: Artifact) -> NumberTable | None:
     """Return what each factor explains and its correlations, or the correlations of traits."""
     words = read_vocabulary(artifact.manifest)
-    if traits := read_trait_correlations(artifact):
+    columns = read_factor_columns(artifact)
+    if words.names:
         title = f"Correlations of the {words.components}"
-        return _make_number_table(title, words.component, words.names, traits, words)
-    columns = [ParameterColumn(n, "", v) for n, v in read_factor_columns(artifact).items()]
+        return _make_number_table(title, words.component, words.names, columns, words)
     names = words.label_components(artifact.manifest["n_components"])
     return _make_number_table("Factors", words.component, names, columns, words)
 

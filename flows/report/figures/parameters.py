@@ -77,6 +77,8 @@ def plot_parameters(
         yield from plot_causes(causes, artifact.manifest["feature_names"], layout)
     for dims, title in () if causes else FEATURE_DIMS:
         for name in _list_distinct_arrays(artifact, set(dims)):
+            if name == "weights" and "loadings" in artifact:  # the same in other units
+                continue
             values = _orient_array(artifact, name, dims[0])
             yield from plot_feature_array(
                 artifact, name, title or _format_title(name), values, layout

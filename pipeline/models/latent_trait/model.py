@@ -199,6 +199,7 @@ from pipeline.models.latent_trait.known_values import (
     check_known_levels,
     warn_about_known_offsets,
 )
+from pipeline.models.latent_trait.loadings import standardize_loadings
 from pipeline.models.latent_trait.nested_fits import explain_not_nested
 from pipeline.models.latent_trait.params import (
     ItemFit,
@@ -460,6 +461,7 @@ class LatentTrait(Model):
         "level_difficulty",
         "rotated",
         "component_correlation",
+        "loadings",
         "difficulty",
         "trait_mean",
         "trait_covariance",
@@ -1657,6 +1659,8 @@ class LatentTrait(Model):
         if self.structure.pattern is not None:
             correlation = convert_to_correlation(get_traits(params)[1])[0]
             params = replace(params, component_correlation=correlation)
+            if self._is_binary or self.items == "graded":
+                params = replace(params, standardized=standardize_loadings(params))
         if self._scale is not None:
             population, share = describe_population(params, statistics, self._scale)
             params = replace(params, population=population)

@@ -182,6 +182,14 @@ class ItemFit:
 
 
 @dataclass(frozen=True)
+class Loadings:
+    """Standardized loadings and communalities of items, see `loadings`."""
+
+    loadings: Array = array_field("feature", "component")
+    communality: Array = array_field("feature")
+
+
+@dataclass(frozen=True)
 class Traits:
     """Mean and covariance of the traits."""
 
@@ -235,6 +243,9 @@ class LatentTraitParams(HasParts):
         Items in each group; None, as all that is by group, without groups.
     positions, positions_error
         Positions of items, with one component.
+    standardized, standardized_error
+        Standardized loadings of items on the traits of a loading pattern; None without a pattern,
+        and of items with several levels that are not graded.
     fit
         Statistics of fit of items.
     traits, traits_error
@@ -273,6 +284,8 @@ class LatentTraitParams(HasParts):
     )
     positions: Positions | None = optional_part_field()
     positions_error: Positions | None = optional_part_field(suffix="_error")
+    standardized: Loadings | None = optional_part_field()
+    standardized_error: Loadings | None = optional_part_field(suffix="_error")
     fit: ItemFit | None = optional_part_field()
     traits: Traits | None = optional_part_field("segment", prefix="trait_")
     traits_error: Traits | None = optional_part_field("segment", prefix="trait_", suffix="_error")

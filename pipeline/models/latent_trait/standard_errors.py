@@ -34,6 +34,7 @@ from pipeline.models.latent_trait.group_design import (
     get_traits,
     list_changes,
 )
+from pipeline.models.latent_trait.loadings import differentiate_loadings, join_derivatives
 from pipeline.models.latent_trait.params import LatentTraitParams
 from pipeline.models.latent_trait.regression_design import (
     get_coefficients,
@@ -366,6 +367,9 @@ def collect_errors(
         }
     if params.traits is not None:
         arrays |= _collect_trait_errors(design, params, covariance, is_unknown)
+    if params.standardized is not None:
+        errors = by_group[0]["weights_error"]
+        arrays |= _collect_loading_errors(design, params, covariance, is_unknown, errors)
     stacked = {name: np.stack([own[name] for own in covariances]) for name in covariances[0]}
     return arrays, unknown, stacked
 
@@ -384,6 +388,33 @@ def _collect_trait_errors(
             design.traits, places, root, of_traits, is_unknown
         ),
     }
+
+
+def _collect_loading_errors(
+    design: FitDesign,
+    params: LatentTraitParams,
+    covariance: ItemCovariance,
+    is_unknown: Flags,
+    weights_error: Array,
+) -> dict[str, Array]:
+    """Return the standard errors of standardized loadings and communalities."""
+    forms, n_planes = design.forms.select_group(0), design.forms.n_planes
+    q, J = forms.n_components, forms.matrix
+    places = place_traits(design.traits, forms.n_free)
+    to_weights, _ = map_to_items(n_planes, q, design.kind, J.shape[0])
+    first = (int(n_planes.sum()) + 1) * (q + 1) + q  # entry of the first deviation
+    linear = join_derivatives(
+        differentiate_loadings(params),
+        to_weights @ J,
+        J[first :: 2 * (q + 1)][: int((n_planes == 0).sum())],
+        factorize(get_traits(params)[1])[0],
+        places.root[0],
+        len(is_unknown),
+    )
+    errors = np.sqrt(np.maximum(covariance.compute_covariances(linear, linear), 0.0))
+    errors = np.where(abs(linear) @ is_unknown > 0, np.nan, errors).reshape(-1, q + 1)
+    errors[np.isnan(weights_error).any(axis=1)] = np.nan
+    return {"loadings_error": errors[:, :q], "communality_error": errors[:, q]}
 
 
 def _collect_item_errors(

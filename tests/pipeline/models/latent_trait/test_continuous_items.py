@@ -20,7 +20,11 @@ from pipeline.errors import FitError
 from pipeline.models.latent_trait.params import LatentTraitParams
 from pipeline.numerics.logistic.categories.gaussian_items import MIN_DEVIATION, GaussianItems
 from pipeline.random import RowRandom
-from tests.pipeline.models.latent_trait.test_ordinal_patterns import compute_hessian
+from tests.pipeline.models.latent_trait.test_ordinal_patterns import (
+    check_loadings,
+    compute_hessian,
+    standardize_slopes,
+)
 from tests.support.derivatives import differentiate_twice
 
 Floats = NDArray[np.float64]
@@ -191,6 +195,14 @@ def test_a_loading_pattern_makes_it_confirmatory_factor_analysis() -> None:
         params.trait_covariance_error,
     )
     assert_allclose(errors, np.sqrt(np.diag(covariance)), rtol=0.01)
+
+    def standardize(theta: Floats) -> Floats:
+        slopes, _, deviations, (r,) = np.split(theta, [5, 11, 17])
+        weights = np.zeros((6, 2))
+        weights[loads] = np.insert(slopes, 0, slopes[0])
+        return standardize_slopes(weights, np.array([[1, r], [r, 1]]), deviations**2)
+
+    check_loadings(params, standardize, theta, covariance)
 
 
 def test_units_of_values_do_not_matter(survey: pd.DataFrame, fitted: Any) -> None:

@@ -102,6 +102,26 @@ def compute_hessian(function: Callable[[Floats], float], at: Floats, h: float = 
     return hessian
 
 
+def standardize_slopes(weights: Floats, correlation: Floats, rest: Any) -> Floats:
+    """Return the loadings of the responses Λx + e, and the share of variance due to x."""
+    explained = np.diag(weights @ correlation @ weights.T)
+    total = explained + rest
+    return np.column_stack([weights / np.sqrt(total)[:, None], explained / total]).ravel()
+
+
+def check_loadings(
+    params: Any, standardize: Callable[[Floats], Floats], at: Floats, covariance: Floats
+) -> None:
+    """Check the standardized loadings, and their errors by numerical derivatives."""
+    found = np.column_stack([params.loadings, params.communality]).ravel()
+    np.testing.assert_allclose(found, standardize(at), atol=1e-9)
+    steps = 1e-5 * np.eye(len(at))
+    slopes = np.array([standardize(at + step) - standardize(at - step) for step in steps]) / 2e-5
+    expected = np.sqrt(np.einsum("ai,ab,bi->i", slopes, covariance, slopes))
+    errors = np.column_stack([params.loadings_error, params.communality_error]).ravel()
+    np.testing.assert_allclose(errors, expected, rtol=0.02, atol=1e-9)
+
+
 def stack_parameters(state: FitState, entries: Entries, suffix: str = "") -> Floats:
     """Return slopes that differ, offsets of planes and, if there is one, the correlation."""
     params, slopes = state.params, make_pattern(entries).slopes
@@ -156,6 +176,15 @@ def test_fits_are_maxima_with_the_errors_of_a_numerical_hessian(
     errors = stack_parameters(state, entries, "_error")
     np.testing.assert_allclose(errors, np.sqrt(np.diag(covariance)), rtol=0.01)
     assert not state.params.weights_error[make_pattern(entries).slopes < 0].any()
+    if kind != "graded":
+        assert state.params.standardized is None
+        return
+
+    def standardize(values: Floats) -> Floats:
+        weights, _, r = unpack_parameters(values, entries)
+        return standardize_slopes(weights, np.array([[1, r], [r, 1]]), 1.702**2)
+
+    check_loadings(state.params, standardize, at, covariance)
 
 
 def test_an_optimizer_finds_the_same_parameters() -> None:
