@@ -17,13 +17,16 @@ from pipeline.data.blocks import (
     start_reading,
 )
 from pipeline.data.weights import ColumnPart
-from pipeline.errors import FitError
+from pipeline.errors import FitError, FitWarning
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 MEMBER, TIME = "(member)", "(time)"
 """Names of the columns of blocks with the index of each row's member, and its time."""
+
+_MIN_TIMES = 4  # that tell how far apart times are
+_FAR, _MAX_FAR_SHARE, _MAX_SHOWN = 10.0, 0.05, 5  # times the median gap; of all rows; rows
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,30 @@ class RowPeriods:
             return None
         return int(self.row[np.searchsorted(self.member, self.columns.members.index(name))])
 
+    def make_warnings(self) -> tuple[FitWarning, ...]:
+        """Return a warning that names times far from all others, such as codes of missing ones."""
+        times = np.unique(self.time)
+        gaps = np.diff(times)
+        if len(times) < _MIN_TIMES:
+            return ()
+        cut = int(np.argmax(gaps)) + 1
+        is_far = self.time < times[cut]
+        if 2 * is_far.sum() > len(is_far):
+            is_far = ~is_far
+        others, typical = self.time[~is_far], float(np.median(gaps))
+        if gaps[cut - 1] <= max(_FAR * typical, np.ptp(others)) or is_far.mean() > _MAX_FAR_SHARE:
+            return ()
+        shown = np.flatnonzero(is_far)[:_MAX_SHOWN]
+        named = [f"{self.time[k]:.10g} (row {self.row[k] + 1})" for k in shown]
+        n_more = int(is_far.sum()) - len(shown)
+        text = (
+            f"times of {self.columns.time} far from all others: {', '.join(named)}"
+            f"{f' and {n_more:,} more' * (n_more > 0)}. They are {gaps[cut - 1]:.10g} away, but "
+            f"neighbouring times are typically {typical:.10g} apart. If they stand for missing "
+            "times, leave out their rows, which make the variance of changes too small"
+        )
+        return (FitWarning(text, parameter="time"),)
+
 
 def measure_periods(
     row_id: str,
@@ -120,7 +147,7 @@ def measure_periods(
         k = int(np.argmax(is_same))
         raise FitError(
             f"{{row_id}}: rows {rows[k] + 1} and {rows[k + 1] + 1} are both of "
-            f"{names[member[k]]!r} at {time} {when[k]:g}. Join them to one row, or leave one out."
+            f"{names[member[k]]!r} at {time} {when[k]:.10g}. Join them to one row, or leave one out."
         )
     return RowPeriods(Periods(row_id, time, names), member, when, rows)
 

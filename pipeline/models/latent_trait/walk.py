@@ -16,9 +16,10 @@ of a member, see `numerics.gaussian.random_walk`. In a pass,
 1. tasks integrate L_n over the cavity N(m_n, v_n) of each row, its distribution given all other
    rows of the member, on nodes centred at the row's posterior. This gives the moments of x_n, and
    the sums of the M-step as without a walk;
-2. the central step divides these moments by the cavities, which gives the sites; takes a step of
-   Newton for each item; finds the likeliest s², mean and variance of first positions given the
-   sites, and absorbs the latter two in the items (parameter expansion); and smooths.
+2. the central step divides these moments by the cavities, which gives the sites, and takes the mean
+   of these and the last ones (damping); takes a step of Newton for each item; finds the likeliest
+   s², mean and variance of first positions given the sites, and absorbs the latter two in the items
+   (parameter expansion); and smooths.
 
 At convergence, log P(data) ≈ Σ_n log Z_n − Σ_n log ∫ N(x; m_n, v_n) site_n(x) dx + Σ_m log ∫ prior
 × sites, which does not change with the sites to first order. The first passes find the direction
@@ -104,6 +105,9 @@ _MAX_STEP = 1.0  # of a weight or offset in a pass
 _MAX_LOADING = 0.9
 _FEW_LINKS = 3  # members that link a period to earlier ones
 _INNOVATION = 0.1  # start of s² in the unit of times
+_FADING = 0.8  # of earlier scores from period to period
+_DAMPING = 0.5  # share of the last sites; without, those of a member who never moves oscillate
+_MAX_SCALE = 3.0  # standard deviation of first positions, beyond that of the prior
 _NO_CHANGE = 1e-4  # mean variance of changes since first positions, which have 1
 _FEW_ANSWERS = 20  # of an item: with 9, a simulated variance of changes of 0.1 came out as 0.03
 
@@ -171,7 +175,8 @@ class WalkParams:
             k = int(np.argmin(is_known))
             raise FitError(
                 f"row {block.rows[k] + 1}: the fit has no position of this member at time "
-                f"{time[k]:g}. Fit again with this row, or leave it out."
+                f"{time[k]:.10g}. Fit again with this row, from the items of this fit by "
+                "{warm_start}, or leave it out."
             )
         return places
 
@@ -315,6 +320,7 @@ class WalkingTrait(Model):
         if constant.size == len(ones):
             raise FitError("All features are constant. Add features whose answers differ.")
         periods = self._periods
+        warnings += periods.make_warnings()
         times, period = np.unique(periods.time, return_inverse=True)
         n_states = len(period)
         innovation = self.innovation
@@ -435,13 +441,16 @@ class WalkingTrait(Model):
             largest = max(float(np.abs(direction).max()), 1e-300)
             return replace(state, working={**state.working, "direction": direction / largest})
         params = state.params
-        _, sites = _find_sites(params, statistics)
+        cavity, sites = _find_sites(params, statistics)
+        last = Sites.divide(params.position, params.position_error**2, cavity)
+        share = _DAMPING * (last.precision > 0)
+        sites = Sites(*(share * a + (1 - share) * b for a, b in zip(last, sites, strict=True)))
         if params.log_prior is None:
             forms = self._step_items(state, sums)
             penalty = ItemPenalty(self.prior_precision, forms[:, 0], forms[:, 1])
         else:  # items stay when the scale of positions is estimated
             forms, penalty = np.column_stack([params.weights, params.offsets]), NO_PENALTY
-        prior = self._estimate_prior(params, sites, penalty)
+        prior = self._estimate_prior(params, sites, penalty, self._find_largest_scale(state))
         deviation = float(np.sqrt(prior.variance))
         sites = sites.standardize(prior.mean, deviation)
         offsets = forms[:, 1] + prior.mean * forms[:, 0]
@@ -454,10 +463,21 @@ class WalkingTrait(Model):
         )
         return replace(state, params=self._smooth(params, sites))
 
-    def _estimate_prior(self, params: WalkParams, sites: Sites, penalty: ItemPenalty) -> WalkPrior:
+    def _find_largest_scale(self, state: FitState) -> float:
+        """Return the largest standard deviation of first positions, in units of the one of now.
+
+            """
+        if state.params.log_prior is None:
+            return np.inf
+        slopes = float(np.linalg.norm(state.params.weights))
+        return max(_MAX_SCALE * float(state.auxiliary["slopes"]) / max(slopes, 1e-300), 1.0)
+
+    def _estimate_prior(
+        self, params: WalkParams, sites: Sites, penalty: ItemPenalty, largest: float = np.inf
+    ) -> WalkPrior:
         smallest = MIN_INNOVATION / self._times.unit
         start = WalkPrior(innovation=max(float(params.innovation_variance), smallest))
-        return estimate_walk_prior(self._times, sites, start, self.innovation, penalty)
+        return estimate_walk_prior(self._times, sites, start, self.innovation, penalty, largest**2)
 
     def pack_params(self, params: WalkParams) -> Array:
         """Return weights and offsets, (n_features, 2)."""
@@ -532,28 +552,30 @@ class WalkingTrait(Model):
         if abs(np.sqrt(prior.variance) - 1) < MAX_STRETCH:
             return None
         log_prior = np.array(self._compute_log_prior(params))
-        return replace(state, params=replace(params, log_prior=log_prior))
+        auxiliary = {**state.auxiliary, "slopes": np.array(np.linalg.norm(params.weights))}
+        return replace(state, params=replace(params, log_prior=log_prior), auxiliary=auxiliary)
 
     def _align_periods(
         self, params: WalkParams, scores: Array
     ) -> tuple[Array, tuple[FitWarning, ...]]:
         """Return a factor of the scores of each period, (n_periods,), so that members keep theirs.
 
-        In each period, members have the sign that agrees best with their last scores.
+        In each period, members have the sign that agrees best with their earlier scores.
         """
-        scales, last = np.ones(len(params.times)), np.full(len(self._periods.columns.members), 0.0)
-        has_last = np.zeros(len(last), np.bool_)
+        scales, earlier = np.ones(len(params.times)), np.zeros(len(self._periods.columns.members))
+        is_known = np.zeros(len(earlier), np.bool_)
         weak: list[str] = []
         for k, time in enumerate(params.times.tolist()):
             own = np.flatnonzero(params.period == k)
             members = params.member[own]
-            n_links = int(has_last[members].sum())
-            agreement = float(scores[own] @ last[members])
+            n_links = int(is_known[members].sum())
+            agreement = float(scores[own] @ earlier[members])
             size = float(np.sqrt(np.mean(scores[own] ** 2)))
             scales[k] = (-1.0 if agreement < 0 else 1.0) / max(size, 1e-300)
             if k and n_links < _FEW_LINKS:
-                weak.append(f"{time:g} ({n_links})")
-            last[members], has_last[members] = scales[k] * scores[own], True
+                weak.append(f"{time:.10g} ({n_links})")
+            earlier[members] = _FADING * earlier[members] + scales[k] * scores[own]
+            is_known[members] = True
         if not weak:
             return scales, ()
         shown = ", ".join(weak[:8]) + (f" and {len(weak) - 8} more" if len(weak) > 8 else "")
@@ -586,6 +608,12 @@ class WalkingTrait(Model):
             "objective_is": "approximate log-likelihood",
         }
         warnings = []
+        if self._find_largest_scale(state) < 1 + MAX_STRETCH:
+            text = (
+                "answers nearly separate members, so that the scale of positions, and of the "
+                "variance of changes, is hardly determined; their order is"
+            )
+            warnings.append(FitWarning(text))
         if self.innovation is None and not self._times.n_steps:
             text = (
                 "no member has rows at several times, so the variance of changes is not "

@@ -198,6 +198,7 @@ def estimate_walk_prior(
     start: WalkPrior,
     innovation: float | None,
     penalty: ItemPenalty = NO_PENALTY,
+    max_variance: float = math.inf,
 ) -> WalkPrior:
     """Return the likeliest prior of the walk given the sites, with the penalty of items.
 
@@ -208,6 +209,8 @@ def estimate_walk_prior(
     ----------
     innovation
         s² / φ² if it is known; None to estimate it.
+    max_variance
+        Largest φ².
     """
     squares = penalty.precision * float((penalty.slopes**2).sum())
     has_steps = times.n_steps > 0 and innovation != 0
@@ -241,8 +244,9 @@ def estimate_walk_prior(
             gradient = np.array([by_mean, by_variance + by_innovation])
         return -objective / times.n_members, -gradient / times.n_members
 
-    first = [start.mean, math.log(start.variance)]
-    bounds: list[tuple[float | None, float]] = [(-100.0, 100.0), (-_MAX_LOG, _MAX_LOG)]
+    max_log = min(_MAX_LOG, math.log(max_variance))
+    first = [start.mean, min(math.log(start.variance), max_log)]
+    bounds: list[tuple[float | None, float]] = [(-100.0, 100.0), (-_MAX_LOG, max_log)]
     if innovation is None and times.n_steps:
         first.append(math.log(start.innovation))
         log_unit = math.log(times.unit)

@@ -224,3 +224,53 @@ def test_unsupported_combinations_are_refused() -> None:
         fit(votes, members, np.where(np.arange(len(terms)) == 2, np.nan, terms))
     with pytest.raises(FitError, match="needs dynamics"):
         lb.fit(data, "latent-trait", innovation=0.1)
+
+
+def test_a_time_far_from_all_others_is_named() -> None:
+    votes, members, times, _ = simulate(30, 5, 12)
+    votes = votes[:, np.nanstd(votes, axis=0) > 0]
+    stray = np.where(np.arange(len(times)) == 7, 999, times)
+    fitted, _ = fit(votes, members, stray, max_iter=1)
+    far = [text for text in fitted.warnings if "far from all others" in text]
+    assert len(far) == 1
+    assert "times of term far from all others: 999 (row 8). They are 995 away" in far[0]
+    regular, _ = fit(votes, members, 1900 + 4 * np.array(times), max_iter=1)
+    assert not any("far from" in text for text in regular.warnings)
+
+
+@pytest.mark.parametrize("n_members", [3, 30])
+def test_members_who_always_vote_with_their_party_are_told_apart(n_members: int) -> None:
+    """Without a bound on their scale, positions diverge, and then all become 0."""
+    rng = np.random.default_rng(0)
+    n_terms, n_votes = 3, 15
+    party = np.arange(n_members) % 2 == 0
+    votes = np.full((n_terms, n_members, n_terms, n_votes), np.nan)
+    for term in range(n_terms):
+        votes[term, :, term] = party[:, None] ^ (rng.random(n_votes) < 0.5)
+    member, term = np.tile(np.arange(n_members), n_terms), np.repeat(range(n_terms), n_members)
+    votes = votes.reshape(len(member), -1)
+    objectives = []
+    for acceleration in ("squarem", "none"):
+        fitted, data = fit(votes, member, term, acceleration=acceleration, innovation=0.1)
+        position = lb.transform(fitted, data)["mean"][:, 0]
+        assert fitted.converged
+        assert abs(np.corrcoef(position, party[member])[0, 1]) > 0.98
+        assert any("nearly separate members" in text for text in fitted.warnings)
+        objectives.append(fitted.objective)
+    assert objectives[0] > objectives[1] - 0.01
+
+
+def test_few_members_keep_their_sign_from_term_to_term() -> None:
+    """A start by the signs of the last term alone ended at −13.2, where items tell nothing."""
+    rng = np.random.default_rng(1)
+    n_terms, n_votes = 8, 30
+    w, b = rng.normal(0, 1.5, (n_terms, n_votes)), rng.normal(0, 1, (n_terms, n_votes))
+    member, term = np.repeat(np.arange(3), n_terms), np.tile(np.arange(n_terms), 3)
+    x = np.concatenate([np.cumsum([rng.normal(), *rng.normal(0, 0.3, n_terms - 1)]) for _ in "abc"])
+    votes = np.full((len(x), n_terms, n_votes), np.nan)
+    for row, (k, position) in enumerate(zip(term, x, strict=True)):
+        votes[row, k] = rng.random(n_votes) < 1 / (1 + np.exp(-(w[k] * position + b[k])))
+    votes = votes.reshape(len(x), -1)
+    votes = votes[:, np.nanstd(votes, axis=0) > 0]
+    fitted, _ = fit(votes, member, term, innovation=0.0)
+    assert np.abs(fitted.params.weights).max() > 1
