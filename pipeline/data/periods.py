@@ -147,7 +147,7 @@ def measure_periods(
         k = int(np.argmax(is_same))
         raise FitError(
             f"{{row_id}}: rows {rows[k] + 1} and {rows[k + 1] + 1} are both of "
-            f"{names[member[k]]!r} at {time} {when[k]:.10g}. Join them to one row, or leave one out."
+            f"{names[member[k]]!r} at {time} {when[k]:.10g}. Join them, or leave one out."
         )
     return RowPeriods(Periods(row_id, time, names), member, when, rows)
 
