@@ -464,9 +464,10 @@ class WalkingTrait(Model):
         return replace(state, params=self._smooth(params, sites))
 
     def _find_largest_scale(self, state: FitState) -> float:
-        """Return the largest standard deviation of first positions, in units of the one of now.
+        """Return the largest standard deviation of first positions in the next step.
 
-            """
+        It is bounded because answers that separate members only bound it from below.
+        """
         if state.params.log_prior is None:
             return np.inf
         slopes = float(np.linalg.norm(state.params.weights))
