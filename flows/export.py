@@ -15,6 +15,7 @@ from flows.cli.options import (
     DATA,
     MODEL,
     OUTPUT,
+    ExampleValue,
     Json,
     Option,
     Overwrite,
@@ -135,7 +136,11 @@ class ExportOptions:
     """The options of the command, and the parameters of the flow."""
 
     what: Annotated[ExportKind, Option(group=OUTPUT, help="Kind of table to write.")]
-    output: Annotated[str, Option(group=OUTPUT, help="File to write: .csv, .parquet or .xlsx.")]
+    output: Annotated[
+        str,
+        Option(group=OUTPUT, help="File to write: .csv, .parquet or .xlsx."),
+        ExampleValue("items.csv"),
+    ]
     artifact: Annotated[
         str | None,
         Option(
@@ -143,23 +148,32 @@ class ExportOptions:
             help="Folder of a fitted model, or of runs (the latest is used). Not needed for codes "
             "and rankings.",
         ),
+        ExampleValue("runs/votes"),
     ] = None
     codes: Annotated[
-        str | None, Option(group=DATA, help="Folder of codes from `flows.transform`.")
+        str | None,
+        Option(group=DATA, help="Folder of codes from `flows.transform`."),
+        ExampleValue("codes/votes.zarr"),
     ] = None
     dataset: Annotated[
         str | None,
         Option(group=DATA, help="Dataset that the codes belong to. [default: the recorded one]"),
+        ExampleValue("data/votes.zarr"),
     ] = None
     items: Annotated[
-        WholeNumber | None, Option(group=OUTPUT, help="Number of items of the short test.")
+        WholeNumber | None,
+        Option(group=OUTPUT, help="Number of items of the short test."),
+        ExampleValue(10),
     ] = None
     link_to: Annotated[
-        str | None, Option(group=MODEL, help="Fitted model whose scale linked items get.")
+        str | None,
+        Option(group=MODEL, help="Fitted model whose scale linked items get."),
+        ExampleValue("runs/last_year"),
     ] = None
     reference: Annotated[
         WholeNumber | None,
         Option(group=OUTPUT, help="Class that contrasts or coefficients are against."),
+        ExampleValue(2),
     ] = None
     standardize: Standardize = False
     overwrite: Overwrite = False

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from flows.cli.app import EXIT_CODES, make_app, run_app
 from flows.cli.errors import format_warnings
-from flows.cli.options import OUTPUT, Json, Option, Switch
+from flows.cli.options import OUTPUT, ExampleValue, Json, Option, Switch
 from flows.cli.progress import report_progress
 from flows.cli.summary import print_ingest
 from flows.data.columns import RoleOptions, parse_roles
@@ -76,7 +76,9 @@ app = make_app("ingest", HELP, EXAMPLES)
 SourcePattern = Annotated[
     str, Option(help="Files, URLs, quoted globs or example:NAME. With --new: folders.")
 ]
-DatasetFolder = Annotated[str, Option(group=OUTPUT, help="Dataset folder to write.")]
+DatasetFolder = Annotated[
+    str, Option(group=OUTPUT, help="Dataset folder to write."), ExampleValue("data/votes.zarr")
+]
 AppendFlag = Annotated[bool, Switch, Option(group=OUTPUT, help="Append the rows to the dataset.")]
 NewFlag = Annotated[
     bool,
@@ -111,6 +113,7 @@ MergeByOption = Annotated[
         help="Add values in appended long tables to rows of the dataset with the same value in "
         "COLUMN, the row column of --long (several: COLUMN,COLUMN). [default: refuse such rows]",
     ),
+    ExampleValue("voter"),
 ]
 ReplaceFlag = Annotated[
     bool, Switch, Option(group=OUTPUT, help="Replace an existing dataset once the new one is done.")
@@ -121,9 +124,16 @@ ReplaceFlag = Annotated[
 class IngestOptions:
     """The options of the command, and the parameters of the flow."""
 
-    sources: Annotated[Sequence[str], Option(help="Files, URLs or globs. With new: folders.")]
+    sources: Annotated[
+        Sequence[str],
+        Option(help="Files, URLs or globs. With new: folders."),
+        ExampleValue(["incoming/2026-01.csv", "incoming/2026-02.csv"]),
+    ]
     dataset: DatasetFolder
-    roles: RoleOptions = field(default_factory=RoleOptions)
+    roles: Annotated[
+        RoleOptions,
+        ExampleValue({"long": {"row": "user", "feature": "item"}, "segment_by": "year"}),
+    ] = field(default_factory=RoleOptions)
     append: AppendFlag = False
     overwrite: ReplaceFlag = False
     new: NewFlag = False

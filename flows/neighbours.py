@@ -14,11 +14,13 @@ from flows.cli.options import (
     OUTPUT,
     RUN,
     DatasetName,
+    ExampleValue,
     ExecutorOptions,
     Json,
     Option,
     Overwrite,
     Resume,
+    Where,
     WholeNumber,
 )
 from flows.cli.summary import join_names, print_summary
@@ -76,9 +78,15 @@ class NeighboursOptions:
     """The options of the command, and the parameters of the flow."""
 
     dataset: DatasetName
-    output: Annotated[str, Option(group=OUTPUT, help="Folder to write the neighbours to.")]
+    output: Annotated[
+        str,
+        Option(group=OUTPUT, help="Folder to write the neighbours to."),
+        ExampleValue("neighbours.zarr"),
+    ]
     k: Annotated[
-        WholeNumber, Option(name="--k", group=RUN, help="Number of neighbours per row.")
+        WholeNumber,
+        Option(name="--k", group=RUN, help="Number of neighbours per row."),
+        ExampleValue(10),
     ] = 10
     metric: Annotated[Metric, Option(group=RUN, help="Distance between rows.")] = "hamming"
     queries: Annotated[
@@ -87,8 +95,9 @@ class NeighboursOptions:
             group=DATA,
             help="Dataset whose rows to find neighbours for. [default: the dataset itself]",
         ),
+        ExampleValue("data/new.zarr"),
     ] = None
-    where: ExecutorOptions = field(default_factory=ExecutorOptions)
+    where: Where = field(default_factory=ExecutorOptions)
     resume: Resume = False
     overwrite: Overwrite = False
 

@@ -14,11 +14,13 @@ from flows.cli.app import EXIT_CODES, make_app, run_app
 from flows.cli.options import (
     OUTPUT,
     ArtifactPath,
+    ExampleValue,
     ExecutorOptions,
     Json,
     Option,
     Overwrite,
     Seed,
+    Where,
     WholeNumber,
 )
 from flows.cli.summary import print_ingest
@@ -67,10 +69,14 @@ class SampleOptions:
     """The options of the command, and the parameters of the flow."""
 
     artifact: ArtifactPath
-    rows: Annotated[WholeNumber, Option(group=OUTPUT, help="Number of rows to draw.")]
-    output: Annotated[str, Option(group=OUTPUT, help="Dataset folder to write.")]
+    rows: Annotated[
+        WholeNumber, Option(group=OUTPUT, help="Number of rows to draw."), ExampleValue(1000)
+    ]
+    output: Annotated[
+        str, Option(group=OUTPUT, help="Dataset folder to write."), ExampleValue("sample.zarr")
+    ]
     seed: Seed = 0
-    where: ExecutorOptions = field(default_factory=ExecutorOptions)
+    where: Where = field(default_factory=ExecutorOptions)
     overwrite: Overwrite = False
 
 

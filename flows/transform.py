@@ -17,6 +17,7 @@ from flows.cli.options import (
     MODEL,
     OUTPUT,
     DatasetName,
+    ExampleValue,
     ExecutorOptions,
     Json,
     Option,
@@ -26,6 +27,7 @@ from flows.cli.options import (
     Split,
     Standardize,
     Switch,
+    Where,
     check_table_file,
     check_table_size,
     has_table_suffix,
@@ -155,10 +157,15 @@ class TransformOptions:
     """The options of the command, and the parameters of the flow."""
 
     dataset: DatasetName
-    output: Annotated[str, Option(group=OUTPUT, help="Folder or table file to write the codes to.")]
+    output: Annotated[
+        str,
+        Option(group=OUTPUT, help="Folder or table file to write the codes to."),
+        ExampleValue("codes/votes.zarr"),
+    ]
     artifact: Annotated[
         str | None,
         Option(group=MODEL, help="Folder of a fitted model, or of runs (the latest is used)."),
+        ExampleValue("runs/votes"),
     ] = None
     items: Annotated[
         str | None,
@@ -167,6 +174,7 @@ class TransformOptions:
             metavar="FILE",
             help="Known slopes and offsets, to score rows without a fit: a table, or a fit.",
         ),
+        ExampleValue("items.csv"),
     ] = None
     split: Split = None
     dtype: Annotated[Dtype, Option(group=OUTPUT, help="Type of the stored codes.")] = "float32"
@@ -199,7 +207,7 @@ class TransformOptions:
     ] = "eap"
     standardize: Standardize = False
     seed: Seed = 0
-    where: ExecutorOptions = field(default_factory=ExecutorOptions)
+    where: Where = field(default_factory=ExecutorOptions)
     resume: Resume = False
     overwrite: Overwrite = False
 

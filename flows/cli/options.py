@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -32,9 +33,31 @@ class Option(Parameter):
     def __get_pydantic_json_schema__(
         self, core: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """Add the help text to the JSON schema of the parameter."""
+        """Add the help text, and an example of a switch or a choice, to the parameter's schema."""
+        schema = handler(core)
+        kinds = (schema, *schema.get("anyOf", ()))
+        choices = [choice for kind in kinds for choice in kind.get("enum", ())]
+        if schema.get("type") == "boolean":
+            choices = [True]
+        examples = {"examples": choices[:1]} if choices else {}
         description = {"description": self.help} if self.help else {}
-        return {**handler(core), **description}
+        return {**schema, **examples, **description}
+
+
+class ExampleValue(NamedTuple):
+    """An example of a parameter, which Prefect's form shows below the help text."""
+
+    value: Any
+
+    def __get_pydantic_json_schema__(
+        self, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Add the example to the JSON schema of the parameter, and to its description."""
+        schema = handler(core)
+        help_text = handler.resolve_ref_schema(schema).get("description", "")
+        text = self.value if isinstance(self.value, str) else json.dumps(self.value)
+        description = f"{help_text} ExampleValue: `{text}`"
+        return {**schema, "description": description, "examples": [self.value]}
 
 
 _GROUP_NAMES = ("Data", "Rows", "Values", "Features", "Model", "Run", "Cluster", "Output")
@@ -63,9 +86,11 @@ def _parse_number(kind: object, tokens: Sequence[Token]) -> float:
 WholeNumber = Annotated[int, Option(converter=_parse_whole_number)]
 Number = Annotated[float, Option(converter=_parse_number)]
 Split = Annotated[
-    str | None, Option(group=DATA, help="Use only rows whose `split` column has this value.")
+    str | None,
+    Option(group=DATA, help="Use only rows whose `split` column has this value."),
+    ExampleValue("train"),
 ]
-Seed = Annotated[WholeNumber, Option(group=RUN, help="Seed of all random draws.")]
+Seed = Annotated[WholeNumber, Option(group=RUN, help="Seed of all random draws."), ExampleValue(1)]
 ExecutorName = Literal["serial", "threads", "dask"]
 Resume = Annotated[bool, Switch, Option(group=RUN, help="Continue an interrupted run.")]
 Overwrite = Annotated[bool, Switch, Option(group=OUTPUT, help="Replace an existing result.")]
@@ -78,10 +103,14 @@ Standardize = Annotated[
     ),
 ]
 DatasetName = Annotated[
-    str, Option(group=DATA, help="Dataset folder, or an example such as example:digits.")
+    str,
+    Option(group=DATA, help="Dataset folder, or an example such as example:digits."),
+    ExampleValue("data/votes.zarr"),
 ]
 ArtifactPath = Annotated[
-    str, Option(group=MODEL, help="Folder of a fitted model, or of runs (the latest is used).")
+    str,
+    Option(group=MODEL, help="Folder of a fitted model, or of runs (the latest is used)."),
+    ExampleValue("runs/votes"),
 ]
 Json = Annotated[
     bool, Option(negative="", group=OUTPUT, help="Print the summary as JSON on standard output.")
@@ -106,9 +135,12 @@ class ExecutorOptions(TypedDict, total=False):
             group=RUN,
             help="Workers to start, or to wait for. [default: threads]",
         ),
+        ExampleValue(4),
     ]
     worker_memory: Annotated[
-        str, Option(group=CLUSTER, help="Minimum memory per worker process, such as 4GiB.")
+        str,
+        Option(group=CLUSTER, help="Minimum memory per worker process, such as 4GiB."),
+        ExampleValue("4GiB"),
     ]
     worker_timeout: Annotated[
         WholeNumber,
@@ -116,6 +148,7 @@ class ExecutorOptions(TypedDict, total=False):
             group=CLUSTER,
             help="Seconds to wait for lost workers. [default: 60]",
         ),
+        ExampleValue(60),
     ]
     cluster: Annotated[
         str,
@@ -123,10 +156,23 @@ class ExecutorOptions(TypedDict, total=False):
             group=CLUSTER,
             help="Address, scheduler file, Prefect block, or local.",
         ),
+        ExampleValue("tls://scheduler:8786"),
     ]
-    tls_ca: Annotated[str, Option(group=CLUSTER, help="CA certificate file for tls:// clusters.")]
-    tls_cert: Annotated[str, Option(group=CLUSTER, help="Client certificate file.")]
-    tls_key: Annotated[str, Option(group=CLUSTER, help="Private key file of that certificate.")]
+    tls_ca: Annotated[
+        str,
+        Option(group=CLUSTER, help="CA certificate file for tls:// clusters."),
+        ExampleValue("certificates/ca.pem"),
+    ]
+    tls_cert: Annotated[
+        str,
+        Option(group=CLUSTER, help="Client certificate file."),
+        ExampleValue("certificates/node.pem"),
+    ]
+    tls_key: Annotated[
+        str,
+        Option(group=CLUSTER, help="Private key file of that certificate."),
+        ExampleValue("certificates/node-key.pem"),
+    ]
     insecure: Annotated[
         bool,
         Switch,
@@ -137,7 +183,11 @@ class ExecutorOptions(TypedDict, total=False):
         Option(
             group=CLUSTER, metavar="", help="Write Dask's performance report to this HTML file."
         ),
+        ExampleValue("dask.html"),
     ]
+
+
+Where = Annotated[ExecutorOptions, ExampleValue({"workers": 4})]
 
 
 class SourcedValue(NamedTuple):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import chain
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, NotRequired, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from flows.cli.options import (
     FEATURES,
     ROWS,
     VALUES,
+    ExampleValue,
     Number,
     Option,
     Repeatable,
@@ -28,6 +29,7 @@ from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
 from storage.format.manifest_schemas import check_schema
 from storage.format.schema import MISSING_INTEGER
+from storage.quoting import quote
 from storage.sources import (
     AbsentChunks,
     DuplicateRule,
@@ -50,18 +52,37 @@ _GENOTYPE_THRESHOLDS: dict[Genotypes, float] = {"dominant": 0.5, "recessive": 1.
 _GENOTYPE_LEVELS = "0<1<2"
 
 
+class LongRoles(TypedDict):
+    """The columns of a long table."""
+
+    row: Annotated[
+        str | Sequence[str],
+        Option(help="Column, or columns, that name the row."),
+        ExampleValue("user"),
+    ]
+    feature: Annotated[str, Option(help="Column that names the feature."), ExampleValue("item")]
+    value: NotRequired[
+        Annotated[
+            str, Option(help="Column of the value. Without it, it is 1."), ExampleValue("answer")
+        ]
+    ]
+
+
 @Option(name="*")
 class RoleOptions(TypedDict, total=False):
     """The options that describe the columns and values of sources."""
 
     long: Annotated[
-        str,
+        str | LongRoles,
         Option(
+            accepts_keys=False,  # on the command line it is a text
+            metavar="STR",
             group=ROWS,
             help="Columns of a long table (one line per value): row=COLUMN,feature=COLUMN,"
             "value=COLUMN. Without value, every line means 1 and absent cells are 0. If several "
             "columns together identify a row: row=COLUMN,row=COLUMN,….",
         ),
+        ExampleValue({"row": "user", "feature": "item", "value": "answer"}),
     ]
     duplicates: Annotated[
         DuplicateRule,
@@ -72,11 +93,17 @@ class RoleOptions(TypedDict, total=False):
         ),
     ]
     segments: Annotated[
-        WholeNumber, Option(group=ROWS, help="Divide the rows into N equal time bins.")
+        WholeNumber,
+        Option(group=ROWS, help="Divide the rows into N equal time bins."),
+        ExampleValue(24),
     ]
-    segment_by: Annotated[str, Option(group=ROWS, help="Column with the segment of each row.")]
+    segment_by: Annotated[
+        str, Option(group=ROWS, help="Column with the segment of each row."), ExampleValue("year")
+    ]
     split_by: Annotated[
-        str, Option(group=ROWS, help="Column with the split of each row, such as train or test.")
+        str,
+        Option(group=ROWS, help="Column with the split of each row, such as train or test."),
+        ExampleValue("split"),
     ]
     keep: Annotated[
         Repeatable,
@@ -84,6 +111,7 @@ class RoleOptions(TypedDict, total=False):
             group=ROWS,
             help="Column to store with the bits, such as a label or row names. Repeatable.",
         ),
+        ExampleValue(["party"]),
     ]
     collapse: Annotated[
         bool,
@@ -101,9 +129,12 @@ class RoleOptions(TypedDict, total=False):
             help="Another text that means missing, besides empty, ?, NA, N/A, NaN, none, null. "
             "Repeatable.",
         ),
+        ExampleValue(["9"]),
     ]
     threshold: Annotated[
-        Number, Option(group=VALUES, help="Binarise numbers: 1 if the value is greater than T.")
+        Number,
+        Option(group=VALUES, help="Binarise numbers: 1 if the value is greater than T."),
+        ExampleValue(0.5),
     ]
     genotypes: Annotated[
         Genotypes,
@@ -121,13 +152,17 @@ class RoleOptions(TypedDict, total=False):
             "features. Repeatable; the most specific one applies. Put double quotes around names "
             "and values with , : = or <, here and in other options.",
         ),
+        ExampleValue(["1=1,6=0"]),
     ]
     yes: Annotated[
-        Repeatable, Option(group=VALUES, help="Values that mean 1, separated by commas.")
+        Repeatable,
+        Option(group=VALUES, help="Values that mean 1, separated by commas."),
+        ExampleValue(["yea,paired"]),
     ]
     no: Annotated[
         Repeatable,
         Option(group=VALUES, name="--no", help="Values that mean 0, separated by commas."),
+        ExampleValue(["nay"]),
     ]
     levels: Annotated[
         Repeatable,
@@ -136,6 +171,7 @@ class RoleOptions(TypedDict, total=False):
             help="Ordered levels, up to 16: 'LOW<MIDDLE<HIGH', or 'FEATURES:LOW<MIDDLE<HIGH' for "
             "some features. Repeatable.",
         ),
+        ExampleValue(["no<perhaps<yes"]),
     ]
     ordinal: Annotated[
         Repeatable,
@@ -146,6 +182,7 @@ class RoleOptions(TypedDict, total=False):
             "'FEATURES:auto' finds up to 16 levels that are any numbers; features with more are "
             "continuous. Repeatable.",
         ),
+        ExampleValue(["mood*:0-4"]),
     ]
     nominal: Annotated[
         Repeatable,
@@ -154,6 +191,7 @@ class RoleOptions(TypedDict, total=False):
             help="Categories without an order, up to 16: 'FEATURES:tv,radio,web'; of integers also "
             "'FEATURES:1-4' or FEATURES alone, as for --ordinal. Repeatable.",
         ),
+        ExampleValue(["media:tv,radio,web"]),
     ]
     continuous: Annotated[
         Repeatable,
@@ -162,6 +200,7 @@ class RoleOptions(TypedDict, total=False):
             help="Features whose values are measurements, not levels: 'NAME,NAME', also patterns. "
             "Repeatable.",
         ),
+        ExampleValue(["age,income"]),
     ]
     encoding: Annotated[
         str,
@@ -170,6 +209,7 @@ class RoleOptions(TypedDict, total=False):
             help="Encoding of text files, such as latin-1. [default: that of the byte-order mark, "
             "or else utf-8]",
         ),
+        ExampleValue("latin-1"),
     ]
     absent_chunks: Annotated[
         AbsentChunks,
@@ -185,6 +225,7 @@ class RoleOptions(TypedDict, total=False):
             group=FEATURES,
             help="Use only these columns as features: a name or a quoted pattern. Repeatable.",
         ),
+        ExampleValue(["vote_*"]),
     ]
     drop: Annotated[
         Repeatable,
@@ -192,6 +233,7 @@ class RoleOptions(TypedDict, total=False):
             group=FEATURES,
             help="Leave out these columns: a name or a quoted pattern. Repeatable.",
         ),
+        ExampleValue(["comment"]),
     ]
     drop_constant: Annotated[
         bool, Switch, Option(group=FEATURES, help="Leave out features with a single value.")
@@ -344,6 +386,8 @@ def parse_roles(options: RoleOptions) -> ColumnRoles:
         names = ", ".join(RoleOptions.__annotations__)
         raise DataError(f"roles: {unknown[0]!r} is not a role. Choose among {names}.")
     roles: dict[str, Any] = {**options}
+    if long := roles.pop("long", None):
+        roles["long"] = _format_long_roles(long)
     if genotypes := roles.pop("genotypes", None):
         if roles.get("threshold") is not None:
             raise DataError("{genotypes} and {threshold} cannot be combined.")
@@ -355,6 +399,19 @@ def parse_roles(options: RoleOptions) -> ColumnRoles:
             roles["threshold"] = _GENOTYPE_THRESHOLDS[genotypes]
     yes, no, maps = (tuple(roles.pop(name, ())) for name in ("yes", "no", "map"))
     return ColumnRoles.from_json({**roles, "maps": (*maps, *format_map(yes, no))})
+
+
+def _format_long_roles(long: str | LongRoles) -> str:
+    """Write the columns of a long table as in `--long`, which a dataset records."""
+    if not isinstance(long, Mapping):
+        return str(long)
+    columns = [
+        (role, str(name))
+        for role, names in long.items()
+        for name in (names if isinstance(names, list | tuple) else [names])
+        if name is not None
+    ]
+    return ",".join(f"{role}={quote(name)}" for role, name in columns)
 
 
 def merge_with_stored_roles(roles: ColumnRoles, base: BinaryDataset) -> ColumnRoles:

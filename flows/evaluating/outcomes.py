@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from flows.cli.options import DATA, Option, WholeNumber
+from flows.cli.options import DATA, ExampleValue, Option, WholeNumber
 from flows.cli.summary import format_p, make_table
 from flows.evaluating.compared_models import ComparedModel
 from pipeline.data.column_measures import measure_row_covariates
@@ -40,6 +40,7 @@ OutcomeColumns = Annotated[
         group=DATA,
         help="Columns, separated by commas, to compare between the classes of a mixture.",
     ),
+    ExampleValue("income,region"),
 ]
 OutcomeCorrection = Annotated[
     Correction | None,
@@ -54,10 +55,12 @@ ClassCovariates = Annotated[
         group=DATA,
         help="Columns to regress the classes of a mixture on; NAME=LEVEL names a reference level.",
     ),
+    ExampleValue("age,school=North"),
 ]
 ReferenceClass = Annotated[
     WholeNumber | None,
     Option(group=DATA, help="Class that --covariates compare the others with. [default: 1]"),
+    ExampleValue(2),
 ]
 _CORRECTIONS = {
     "bch": "corrected for wrong assignments by weights (Bolck, Croon & Hagenaars)",

@@ -20,11 +20,13 @@ from flows.cli.options import (
     OUTPUT,
     RUN,
     DatasetName,
+    ExampleValue,
     ExecutorOptions,
     Option,
     Repeatable,
     Seed,
     Switch,
+    Where,
     WholeNumber,
 )
 from flows.data.datasets import TEST, TRAIN, check_label, open_dataset_or_example, resolve_split
@@ -145,6 +147,7 @@ class EvaluateOptions:
             help="Folder of a fitted model, of runs (the latest is used), or of scales. "
             "Repeatable.",
         ),
+        ExampleValue(["runs/votes"]),
     ]
     split: Annotated[
         str | None,
@@ -153,9 +156,12 @@ class EvaluateOptions:
             help="Evaluate the rows whose `split` column has this value, or all. "
             "[default: test, if it exists; with --folds: train, if it exists]",
         ),
+        ExampleValue("test"),
     ] = None
     folds: Annotated[
-        WholeNumber | None, Option(group=RUN, help="Number of cross-validation folds.")
+        WholeNumber | None,
+        Option(group=RUN, help="Number of cross-validation folds."),
+        ExampleValue(5),
     ] = None
     label: Annotated[
         str | None,
@@ -163,10 +169,12 @@ class EvaluateOptions:
             group=DATA,
             help="Column, or segment, to predict from each row's nearest neighbours in code space.",
         ),
+        ExampleValue("party"),
     ] = None
     dif: Annotated[
         str | None,
         Option(group=DATA, help="Column with groups: test which items favour a group."),
+        ExampleValue("gender"),
     ] = None
     dif_test: DifTest = "mantel-haenszel"
     dif_purify: DifPurify = False
@@ -219,9 +227,10 @@ class EvaluateOptions:
     tables: Annotated[
         str | None,
         Option(group=OUTPUT, help="New folder for all tables, as .csv files."),
+        ExampleValue("tables"),
     ] = None
     seed: Seed = 0
-    where: ExecutorOptions = field(default_factory=ExecutorOptions)
+    where: Where = field(default_factory=ExecutorOptions)
 
     @property
     def compares_models(self) -> bool:

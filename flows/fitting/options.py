@@ -12,6 +12,7 @@ from flows.cli.options import (
     OUTPUT,
     RUN,
     DatasetName,
+    ExampleValue,
     ExecutorOptions,
     Number,
     Option,
@@ -19,6 +20,7 @@ from flows.cli.options import (
     Resume,
     Seed,
     Switch,
+    Where,
 )
 from pipeline.data.weights import WeightKind
 
@@ -34,7 +36,9 @@ class FitOptions:
     )
     # Text comes first: on the command line, an integer would be rounded.
     components: Annotated[
-        str | int | None, Option(group=MODEL, help="Number of latent components, or auto.")
+        str | int | None,
+        Option(group=MODEL, help="Number of latent components, or auto."),
+        ExampleValue(2),
     ] = None
     items: Annotated[
         str | None,
@@ -43,6 +47,7 @@ class FitOptions:
             metavar="FILE",
             help="Known slopes and offsets: a table, or another fit.",
         ),
+        ExampleValue("items.csv"),
     ] = None
     layers: Annotated[
         str | None,
@@ -50,6 +55,7 @@ class FitOptions:
             group=MODEL,
             help="Units of each layer from the data up: 256,64,16.",
         ),
+        ExampleValue("256,64,16"),
     ] = None
     settings: Annotated[
         Repeatable,
@@ -60,10 +66,12 @@ class FitOptions:
             metavar="NAME=VALUE",
             help="A setting of the model. Repeatable.",
         ),
+        ExampleValue(["correlation=arcsine"]),
     ] = ()
     pattern: Annotated[
         str | None,
         Option(group=MODEL, metavar="FILE", help="Table of items that load on each trait."),
+        ExampleValue("pattern.csv"),
     ] = None
     split: Annotated[
         str | None,
@@ -71,10 +79,12 @@ class FitOptions:
             group=DATA,
             help="Rows of a split, or all. [default: train if it exists]",
         ),
+        ExampleValue("train"),
     ] = None
     weight: Annotated[
         str | None,
         Option(group=DATA, metavar="COLUMN", help="Per-row column that holds the rows' weights."),
+        ExampleValue("weight"),
     ] = None
     weights: Annotated[
         WeightKind | None,
@@ -83,6 +93,7 @@ class FitOptions:
     psu: Annotated[
         str | None,
         Option(group=DATA, metavar="COLUMN", help="Column of a survey's primary sampling units."),
+        ExampleValue("school"),
     ] = None
     group: Annotated[
         str | None,
@@ -91,6 +102,7 @@ class FitOptions:
             metavar="COLUMN",
             help="Column of row groups with parameters of their own.",
         ),
+        ExampleValue("country"),
     ] = None
     covariates: Annotated[
         str | None,
@@ -99,14 +111,17 @@ class FitOptions:
             metavar="NAMES",
             help="Columns that explain codes: age,school=North.",
         ),
+        ExampleValue("age,school=North"),
     ] = None
     row_id: Annotated[
         str | None,
         Option(group=DATA, metavar="COLUMN", help="Column of the member that a row is of."),
+        ExampleValue("member"),
     ] = None
     time: Annotated[
         str | None,
         Option(group=DATA, metavar="COLUMN", help="Column of its time, for positions over time."),
+        ExampleValue("congress"),
     ] = None
     features: Annotated[
         Repeatable,
@@ -116,6 +131,7 @@ class FitOptions:
             metavar="NAMES",
             help="Names or patterns of the features to fit: N*,E1.",
         ),
+        ExampleValue(["N*,E1"]),
     ] = ()
     drop: Annotated[
         Repeatable,
@@ -125,14 +141,17 @@ class FitOptions:
             metavar="NAMES",
             help="Features to leave out.",
         ),
+        ExampleValue(["N5"]),
     ] = ()
     reverse: Annotated[
         Repeatable,
         Option(group=DATA, show_default=False, metavar="NAMES", help="Features to reverse: N5,E2."),
+        ExampleValue(["N5,E2"]),
     ] = ()
     scales: Annotated[
         str | None,
         Option(group=DATA, metavar="FILE", help="Fit each scale of a table: item,scale,reversed."),
+        ExampleValue("scales.csv"),
     ] = None
     cut: Annotated[
         Repeatable,
@@ -142,6 +161,7 @@ class FitOptions:
             metavar="NAME>=LEVEL",
             help="Make levels binary: q3>=often. Repeatable.",
         ),
+        ExampleValue(["q3>=often"]),
     ] = ()
     orient: Annotated[
         Repeatable,
@@ -151,6 +171,7 @@ class FitOptions:
             metavar="NAME=+1",
             help="Sign of a feature or row on component 1. Repeatable.",
         ),
+        ExampleValue(["US=+1"]),
     ] = ()
     anchors: Annotated[
         Repeatable,
@@ -161,12 +182,15 @@ class FitOptions:
             metavar="NAMES",
             help="Positions of two rows on a trait: US=+1,CU=-1.",
         ),
+        ExampleValue(["US=+1,CU=-1"]),
     ] = ()
     output: Annotated[
-        str | None, Option(group=OUTPUT, help="Folder for the fits. [default: runs/DATASET]")
+        str | None,
+        Option(group=OUTPUT, help="Folder for the fits. [default: runs/DATASET]"),
+        ExampleValue("runs/votes"),
     ] = None
     seed: Seed = 0
-    where: ExecutorOptions = field(default_factory=ExecutorOptions)
+    where: Where = field(default_factory=ExecutorOptions)
     resume: Resume = False
     truth: Annotated[
         bool, Switch, Option(group=OUTPUT, help="Compare with the dataset's true mixing matrix.")
@@ -183,9 +207,12 @@ class FitOptions:
             group=RUN,
             help="Exit with 3 if correlations move by more beyond chance.",
         ),
+        ExampleValue(0.1),
     ] = None
     memory: Annotated[
-        str | None, Option(group=RUN, help="Memory limit, such as 4GB. [default: the free memory]")
+        str | None,
+        Option(group=RUN, help="Memory limit, such as 4GB. [default: the free memory]"),
+        ExampleValue("4GB"),
     ] = None
     skip_corrupt: Annotated[
         bool, Switch, Option(group=DATA, help="Leave out damaged chunks; reads all chunks first.")

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from flows.cli.options import DATA, OUTPUT, ArtifactPath, Option, Overwrite, Repeatable
+from flows.cli.options import (
+    DATA,
+    OUTPUT,
+    ArtifactPath,
+    ExampleValue,
+    Option,
+    Overwrite,
+    Repeatable,
+)
 from flows.data.datasets import LoadedModel, adapt_to_fit, check_label, load_fitted_model
 from flows.report.figures.images import ImageLayout, find_image_layout
 from flows.report.figures.rows import open_fitted_dataset
@@ -42,13 +50,16 @@ class ReportOptions:
     """Options of `python -m flows.report`, except the options of pictures."""
 
     artifact: ArtifactPath
-    output: Annotated[str, Option(group=OUTPUT, help="HTML file to write.")] = REPORT_FILE
+    output: Annotated[
+        str, Option(group=OUTPUT, help="HTML file to write."), ExampleValue("reports/votes.html")
+    ] = REPORT_FILE
     dataset: Annotated[
         str | None,
         Option(
             group=DATA,
             help="Dataset whose rows are shown. [default: the dataset of the fit, if unchanged]",
         ),
+        ExampleValue("data/votes.zarr"),
     ] = None
     image_shape: Annotated[
         str | None,
@@ -56,6 +67,7 @@ class ReportOptions:
             group=DATA,
             help="HEIGHTxWIDTH of images; not needed if features are named r0c0, r0c1, …",
         ),
+        ExampleValue("28x28"),
     ] = None
     label: Annotated[
         str | None,
@@ -63,6 +75,7 @@ class ReportOptions:
             group=DATA,
             help="Column, or segment, that colours the rows. [default: a column with few values]",
         ),
+        ExampleValue("party"),
     ] = None
     names: Annotated[
         str | None,
@@ -70,6 +83,7 @@ class ReportOptions:
             group=DATA,
             help="Column that names the rows. [default: a column of texts that all differ]",
         ),
+        ExampleValue("member"),
     ] = None
     orient: Annotated[
         Repeatable,
@@ -79,6 +93,7 @@ class ReportOptions:
             help="Reverse components so that this row (by --names) or else feature has a positive "
             "position on component 1, or with NAME=-2 a negative one on component 2. Repeatable.",
         ),
+        ExampleValue(["US=+1"]),
     ] = ()
     features: Annotated[
         Repeatable,
@@ -89,6 +104,7 @@ class ReportOptions:
             help="Features, or patterns such as 'vote*', whose curves or lines are drawn over one "
             "or two components. Repeatable. [default: those that divide the rows most]",
         ),
+        ExampleValue(["vote_*"]),
     ] = ()
     overwrite: Overwrite = False
 

@@ -23,6 +23,7 @@ from prefect.utilities.schema_tools import validate
 
 from flows import evaluate, export, fit, ingest, neighbours, sample, transform
 from flows.cli.errors import format_error
+from flows.data.columns import parse_roles
 from flows.evaluating.stages import EvaluateOptions
 from flows.fitting.options import FitOptions
 from flows.report.flow import report
@@ -49,15 +50,17 @@ FLOWS = {
 
 
 @pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.name)
-def test_parameters_are_the_options_each_with_a_description(flow):
+def test_parameters_are_the_options_each_with_a_description_and_an_example(flow):
     schema = parameter_schema(flow).model_dump()
     assert list(schema["properties"]) == [one.name for one in fields(FLOWS[flow])]
     parts = schema["definitions"]
-    said = {**parts, **schema["properties"]}
-    for part in parts.values():
-        said |= part["properties"]
-    lacking = {name for name, told in said.items() if not told.get("description")}
-    assert lacking <= {name for name, told in schema["properties"].items() if "$ref" in told}
+    parameters = [schema["properties"], *(part["properties"] for part in parts.values())]
+    for group in parameters:
+        assert {name for name, told in group.items() if not told.get("description")} == set()
+        examples = {name: told.get("examples", [None])[0] for name, told in group.items()}
+        assert None not in examples.values(), examples
+        own = {"properties": group, "definitions": parts}
+        assert validate(examples, own, ignore_required=True) == []
     if "where" in schema["properties"]:
         assert {"name", "workers", "cluster", "tls_key"} <= parts["ExecutorOptions"][
             "properties"
@@ -68,6 +71,22 @@ def test_the_form_of_an_ingest_lists_what_columns_and_values_are():
     roles = parameter_schema(ingest.ingest).model_dump()["definitions"]["RoleOptions"]
     assert {"long", "keep", "map", "yes", "no", "drop_constant"} <= roles["properties"].keys()
     assert roles["properties"]["duplicates"]["enum"] == ["last", "any"]
+
+
+@pytest.mark.parametrize(
+    ("long", "text"),
+    [
+        ({"row": "user", "feature": "item"}, "row=user,feature=item"),
+        ({"row": ["a", "b"], "feature": "f", "value": "v"}, "row=a,row=b,feature=f,value=v"),
+        ({"row": "a,b", "feature": "{x=1}", "value": None}, 'row="a,b",feature="{x=1}"'),
+    ],
+)
+def test_long_tables_are_a_text_or_a_mapping(long, text):
+    schema = parameter_schema(ingest.ingest).model_dump()
+    given = {"sources": ["a.csv"], "dataset": "d.zarr", "roles": {"long": long}}
+    assert validate(given, schema) == []
+    assert parse_roles({"long": long}) == parse_roles({"long": text})
+    assert parse_roles({"long": long}).long == text
 
 
 def test_roles_that_nothing_reads_are_refused(tmp_path):
