@@ -1,6 +1,7 @@
 #!/bin/sh
-# Creates the work pool and the queue of the dataset if needed, then the deployments of prefect.yaml,
-# or of the file named as the argument. Run it again after a change.
+# Creates the work pool and the queue of the dataset if needed, the automations that end runs whose
+# worker died, and the deployments of prefect.yaml, or of the file named as the argument. Run it again
+# after a change.
 set -eu
 file=${1:-$(dirname "$0")/prefect.yaml}
 latentbits serve --file "$file" --check  # before anything is deployed; Prefect would not refuse it
@@ -12,4 +13,9 @@ prefect work-pool inspect latentbits >/dev/null 2>&1 ||
   prefect work-pool create latentbits --type process
 prefect work-queue inspect votes --pool latentbits >/dev/null 2>&1 ||
   prefect work-queue create votes --pool latentbits --limit 1
+automations=$(dirname "$0")/automations.yaml
+sed -n 's/^  - name: //p' "$automations" | while read -r name; do  # else there would be two of each
+  prefect --no-prompt automation delete "$name" >/dev/null 2>&1 </dev/null || true
+done
+prefect automation create --from-file "$automations"
 prefect --no-prompt deploy --prefect-file "$file" --all

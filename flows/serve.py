@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from datetime import timedelta
 from pathlib import Path
@@ -138,6 +139,7 @@ def main(
 ) -> None:
     """Serve until interrupted."""
     check_installed("A schedule", "prefect")
+    os.environ.setdefault("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "30")  # as in prefect.yaml
     if check:
         print(f"{file}: {len(load_deployments(file))} deployments")
         return

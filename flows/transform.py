@@ -91,6 +91,7 @@ from storage.codes.codes import Codes, CodesWriter, UnfinishedCodes, open_codes,
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
 from storage.format.schema import CODES_FORMAT
+from storage.stores.leases import check_leases
 from storage.stores.locations import AnyPath, check_target_folder, parse_path
 
 HELP = """Compute the latent codes of every row of a dataset, in the original row order.
@@ -372,6 +373,7 @@ def _publish_table(
         from flows.exporting.files import write_table
     scale = measure_scale(codes) if job.options.standardize else None
     table = make_code_table(codes, job.dataset, progress, scale)
+    check_leases()
     write_table(table, output, job.options.overwrite)
     job.work_folder.discard()
     return None if scale is None else scale.to_lists()

@@ -65,6 +65,10 @@ class FolderInUseError(DataError):
     """Another process is writing to the folder."""
 
 
+class LeaseLostError(DataError):
+    """Another process took over a folder, because this one was suspended or cut off."""
+
+
 class DamagedChunkError(DataError):
     """A chunk of a dataset is missing or does not have the recorded checksum."""
 

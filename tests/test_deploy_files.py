@@ -283,9 +283,22 @@ def test_no_secret_stands_in_a_file(manifests) -> None:
 
 
 def test_automations_are_what_prefect_takes() -> None:
-    told = yaml.safe_load((DEPLOY / "automations.yaml").read_text(encoding="utf-8"))
-    for one in told["automations"]:
-        AutomationCore.model_validate(one)
+    for name in ("automations.yaml", "messages.yaml"):
+        told = yaml.safe_load((DEPLOY / name).read_text(encoding="utf-8"))
+        for one in told["automations"]:
+            AutomationCore.model_validate(one)
+
+
+def test_setup_replaces_the_automations_that_end_runs() -> None:
+    text = (DEPLOY / "automations.yaml").read_text(encoding="utf-8")
+    automations = yaml.safe_load(text)["automations"]
+    names = [automation["name"] for automation in automations]
+    assert re.findall("^  - name: (.*)$", text, re.MULTILINE) == names  # as setup.sh reads them
+    assert "automation create --from-file" in (DEPLOY / "setup.sh").read_text(encoding="utf-8")
+    tags = {
+        automation["trigger"]["match_related"]["prefect.resource.id"] for automation in automations
+    }
+    assert tags == {"prefect.tag.latentbits"}
 
 
 def test_deployments_name_flows_and_their_parameters() -> None:
@@ -300,6 +313,7 @@ def test_deployments_name_flows_and_their_parameters() -> None:
         flow = load_flow_from_entrypoint(one["entrypoint"], use_placeholder_flow=False)
         assert set(one["parameters"]) <= set(flow.parameters.properties), one["name"]
         assert set(flow.parameters.required) <= set(one["parameters"]), one["name"]
+        assert "latentbits" in one["tags"]  # see automations.yaml
         assert one["concurrency_limit"] == {"limit": 1, "collision_strategy": "ENQUEUE"}
         assert one["work_pool"]["work_queue_name"] == "votes"
     (setup,) = DEPLOY.glob("setup.sh")

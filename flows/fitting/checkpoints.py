@@ -31,7 +31,8 @@ from storage.errors import DataError, StoreUnreachableError
 from storage.format.manifest_schemas import check_schema
 from storage.format.manifests import read_manifest
 from storage.format.schema import ARTIFACT_FORMAT, FORMAT_VERSION
-from storage.stores.locations import AnyPath, delete_tree, list_children, lock_folder
+from storage.stores.leases import lock_folder
+from storage.stores.locations import AnyPath, delete_tree, list_children
 
 _ARRAY_FIELDS = ("working", "auxiliary", "acceleration")
 STATISTICS_FOLDER = "statistics"
@@ -54,16 +55,15 @@ class CheckpointStore:
 
 
 def collect_or_load(
-    kind: type[Statistics], folder: AnyPath, resume: bool, collect: Callable[[], Statistics]
+    kind: type[Statistics], folder: AnyPath, collect: Callable[[], Statistics]
 ) -> Statistics:
-    """Collect statistics and save them; a resumed fit loads the saved statistics."""
-    if resume:
-        try:
-            return load_statistics(kind, folder)
-        except StoreUnreachableError:
-            raise
-        except DataError:
-            pass  # the interrupted run had not saved them
+    """Load the statistics that an interrupted fit saved, or collect and save them."""
+    try:
+        return load_statistics(kind, folder)
+    except StoreUnreachableError:
+        raise
+    except DataError:
+        pass  # a new fit, or the interrupted one had not saved them
     statistics = collect()
     save_statistics(folder, statistics)
     # The memory layout after loading: sums of another layout differ in the last bits.

@@ -56,8 +56,9 @@ from storage.artifacts.artifacts import (
 from storage.codes.codes import Codes, ResumableResults, open_codes, seal_codes
 from storage.dataset.chunks import clear_chunk_cache, get_or_read_chunk
 from storage.dataset.dataset import BinaryDataset
-from storage.errors import DataError
+from storage.errors import DataError, LeaseLostError
 from storage.extras import REPORT_PACKAGES, check_installed
+from storage.stores.leases import check_leases, keep_leases
 from storage.stores.locations import LATEST_NAME, MANIFEST_NAME, parse_path, replace_folder
 
 _MAX_NAMED_CHUNKS = 8
@@ -76,9 +77,10 @@ def _run_fit_stages(plan: FitPlan, stages: StageRunner, progress: Progress) -> d
         summary = _fit_and_save(job, stages)
     except (FitError, DataError) as error:
         is_new = not plan.options.resume and not plan.run_folder.has_states()
-        if is_new and not is_transient(error):
+        if is_new and not is_transient(error) and not isinstance(error, LeaseLostError):
             plan.run_folder.delete_work()  # no pass was finished, so there is nothing to resume
         raise
+    check_leases()
     plan.run_folder.delete_work()
     return summary
 
@@ -123,11 +125,11 @@ def _fit_and_save(job: FitJob, stages: StageRunner) -> dict[str, Any]:
 
 
 def _open_checkpoints(job: FitJob) -> CheckpointStore:
-    """Check that there is enough memory, and load the latest checkpoint if the fit resumes."""
+    """Check that there is enough memory, and load the latest checkpoint if there is one."""
     is_option = job.options.memory is not None
     check_memory(job.minimum_memory, job.dataset.n_features, job.memory_budget, is_option)
     folder = job.run_folder.states_folder
-    return CheckpointStore(folder, load_state(job.model, folder) if job.options.resume else None)
+    return CheckpointStore(folder, load_state(job.model, folder))
 
 
 def find_damaged_chunks(job: FitJob) -> tuple[int, ...]:
@@ -137,7 +139,7 @@ def find_damaged_chunks(job: FitJob) -> tuple[int, ...]:
     store that does not answer, are not damage and raise an error.
     """
     record = job.run_folder.work_folder / "skipped"
-    if job.options.resume and (record / MANIFEST_NAME).exists():
+    if (record / MANIFEST_NAME).exists():
         return tuple(load_packed(record).arrays["skipped"].tolist())
     read = job.dataset.make_reader(job.request.split, job.row_memory)
     readable: list[bool] = []
@@ -177,9 +179,7 @@ def _collect_first_statistics(job: FitJob) -> Statistics:
     collect = partial(
         collect_first_statistics, model, job.rows, job.executor, seed, job.progress, kept_sums
     )
-    return collect_or_load(
-        model.first_statistics, job.run_folder.work_folder / "first", job.options.resume, collect
-    )
+    return collect_or_load(model.first_statistics, job.run_folder.work_folder / "first", collect)
 
 
 def _run_pair_work(job: FitJob, states: CheckpointStore, first: Statistics) -> None:
@@ -338,7 +338,7 @@ def _start_passes(job: FitJob, states: CheckpointStore, first: Statistics) -> Pa
         collect_pass_statistics, model, state, job.rows, job.executor, seed, job.progress, kept_sums
     )
     folder = job.run_folder.work_folder / "pass"
-    return PassStart(state, collect_or_load(model.statistics, folder, job.options.resume, collect))
+    return PassStart(state, collect_or_load(model.statistics, folder, collect))
 
 
 def _run_passes(job: FitJob, states: CheckpointStore, start: PassStart) -> FitState:
@@ -389,8 +389,9 @@ def _save_artifact(
     write_artifact(unfinished, arrays, manifest)
     if has_pair_tables(job):
         replace_folder(pairs, artifact_pairs)
-    replace_folder(unfinished, target)
-    job.run_folder.set_latest(target)
+    with keep_leases():
+        replace_folder(unfinished, target)
+        job.run_folder.set_latest(target)
     return {"artifact": str(target), **summarize_fit(manifest, state.params)}
 
 

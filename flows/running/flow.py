@@ -19,6 +19,7 @@ from importlib.metadata import version
 from inspect import Parameter, Signature
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+from uuid import UUID
 
 from flows.cli.errors import hide_expected_tracebacks, is_bad_input
 from flows.cli.progress import report_progress
@@ -35,10 +36,12 @@ from pipeline.errors import ClusterLost, FitError
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
 from storage.errors import FolderInUseError, StoreUnreachableError
+from storage.stores.leases import run_name
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State, TaskRun
 
+_WAIT_SECONDS = 15.0
 _NAMING_PARAMETERS = ("dataset", "artifact", "output")
 """The parameters after which a flow run may be named."""
 log = logging.getLogger("latentbits")
@@ -92,6 +95,7 @@ def run_flow(name: str, options: Any, work: Callable[[], Summary]) -> Summary:
     created for this run alone. Flows that are called with parameters, such as by a schedule, check
     them themselves.
     """
+    run_name.set(_name_run(name, vars(options)))
     if not is_recording():
         if os.environ.get("PREFECT_API_URL"):
             log.warning(
@@ -115,7 +119,8 @@ def _build_flow(
     @wraps(work)
     def call(*values: Any, **named: Any) -> Summary | State[Summary]:
         check_scheduled_run()
-        return _add_alert_to_state(work(kind(*values, **named)))
+        run_name.set(_format_run_name(name))
+        return _add_alert_to_state(_wait_for_folder(partial(work, kind(*values, **named))))
 
     call.__signature__ = _make_signature(kind)  # type: ignore[attr-defined]
     hide_expected_tracebacks()
@@ -128,6 +133,27 @@ def _build_flow(
     )
     decorated: Callable[..., Summary] = decorate(call)
     return decorated
+
+
+def _wait_for_folder(work: Callable[[], T]) -> T:
+    """Do work; in a scheduled run, wait while another process is writing to the same folder."""
+    from prefect.client.orchestration import get_client
+    from prefect.runtime import deployment, flow_run
+    from prefect.states import Running
+
+    owner = ""
+    while True:
+        try:
+            return work()
+        except FolderInUseError as error:
+            if deployment.id is None:
+                raise
+            message = str(error)
+        if owner != (owner := message.partition(", last sign of life")[0]):
+            log.warning("%s", message)
+            with get_client(sync_client=True) as client:
+                client.set_flow_run_state(UUID(flow_run.id), Running(message=message))
+        time.sleep(_WAIT_SECONDS)
 
 
 def _add_alert_to_state(summary: Summary) -> Summary | State[Summary]:
@@ -146,7 +172,11 @@ def _format_run_name(name: str) -> str:
     """Name the current run after its flow and what it works on, such as `fit votes`."""
     from prefect.runtime import flow_run
 
-    values = (flow_run.parameters.get(parameter) for parameter in _NAMING_PARAMETERS)
+    return _name_run(name, flow_run.parameters)
+
+
+def _name_run(name: str, parameters: Mapping[str, Any]) -> str:
+    values = (parameters.get(parameter) for parameter in _NAMING_PARAMETERS)
     subject = next((value for value in values if isinstance(value, str)), "")
     return f"{name} {PurePosixPath(subject).stem}".strip()
 

@@ -34,6 +34,7 @@ from storage.format.schema import (
     create_array,
     open_checked_array,
 )
+from storage.stores.leases import check_leases, lock_work_folder
 from storage.stores.locations import (
     LATEST_NAME,
     AnyPath,
@@ -41,7 +42,6 @@ from storage.stores.locations import (
     clear_folder,
     delete_tree,
     list_children,
-    lock_work_folder,
     open_group,
     parse_path,
     to_zarr_store,
@@ -160,6 +160,7 @@ def write_artifact(
         for name, a in arrays.items()
     }
     with translate_store_errors(folder):
+        check_leases()
         delete_tree(folder)
         group = zarr.create_group(to_zarr_store(folder), attributes={"format": ARTIFACT_FORMAT})
         _map_in_threads(lambda item: _write_array(group, item[0], *item[1]), arrays.items())
@@ -371,10 +372,13 @@ class RunFolder:
 
     @contextmanager
     def claim_work(self, resume: bool) -> Iterator[None]:
-        """Lock the work folder; with `resume`, keep what an interrupted fit left there."""
+        """Lock the work folder; with `resume`, keep what an interrupted fit left there.
+
+        What a fit left whose process died without releasing the folder is always kept.
+        """
         try:
-            with lock_work_folder(self.work_folder):
-                if not resume:
+            with lock_work_folder(self.work_folder) as lease:
+                if not (resume or lease.took_over):
                     clear_folder(self.work_folder)
                 yield
         finally:

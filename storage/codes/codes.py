@@ -32,6 +32,7 @@ from storage.format.schema import (
     has_chunk,
     open_checked_array,
 )
+from storage.stores.leases import check_leases, keep_leases, lock_work_folder
 from storage.stores.locations import (
     AnyPath,
     check_target_folder,
@@ -39,7 +40,6 @@ from storage.stores.locations import (
     clear_folder,
     delete_tree,
     list_children,
-    lock_work_folder,
     open_array,
     open_group,
     parse_path,
@@ -388,6 +388,7 @@ class ResumableResults:
 
         The record is split into pages, so that only the last page is rewritten.
         """
+        check_leases()
         first = (len(finished) - 1) // _RANGES_PER_PAGE * _RANGES_PER_PAGE
         page = self.folder / "finished" / _format_page_name(first)
         page.parent.mkdir(parents=True, exist_ok=True)
@@ -434,14 +435,15 @@ class UnfinishedCodes:
     def claim_work(self, resume: bool) -> Iterator[None]:
         """Lock the folder; with `resume`, keep what the same transform left there.
 
-        An error before the first range is finished leaves nothing behind.
+        What a transform left whose process died without releasing the folder is always kept. An
+        error before the first range is finished leaves nothing behind.
         """
-        with lock_work_folder(self.folder):
-            self._prepare_folder(resume)
+        with lock_work_folder(self.folder) as lease:
+            self._prepare_folder(resume or lease.took_over)
             try:
                 yield
             finally:
-                if not self.results.read_finished():
+                if not lease.is_lost() and not self.results.read_finished():
                     delete_tree(self.folder)
 
     def _prepare_folder(self, resume: bool) -> None:
@@ -455,7 +457,8 @@ class UnfinishedCodes:
     def publish(self, overwrite: bool) -> None:
         """Move the sealed codes to their final path."""
         check_target_folder(self.target, CODES_FORMAT, overwrite)
-        replace_folder(self.results.codes_folder, self.target)
+        with keep_leases():
+            replace_folder(self.results.codes_folder, self.target)
         self.discard()
 
     def discard(self) -> None:

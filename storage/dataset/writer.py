@@ -85,6 +85,7 @@ from storage.format.schema import (
     write_chunk,
 )
 from storage.quoting import parse_integer, quote_raw
+from storage.stores.leases import check_leases, keep_leases, lock_folder
 from storage.stores.locations import (
     DATASET_FORMAT,
     AnyPath,
@@ -95,7 +96,6 @@ from storage.stores.locations import (
     delete_tree,
     has_format,
     is_free_target,
-    lock_folder,
     open_group,
     parse_path,
     replace_folder,
@@ -167,7 +167,7 @@ def create_dataset(
     json_attributes = _copy_as_json(attributes or {})
     target = parse_path(path).resolve()  # replace the dataset, not a link to it
     check_dataset_target(target, overwrite)  # before locking, which would fail on a file
-    with lock_folder(target) as holds, translate_store_errors(target):
+    with lock_folder(target) as lease, translate_store_errors(target):
         replaces = check_dataset_target(target, overwrite)
         folder = target.with_name(f".{target.name}.replacing") if replaces else target
         folder.mkdir(exist_ok=True)
@@ -188,18 +188,20 @@ def create_dataset(
                 attributes=json_attributes,
             )
             yield writer
-            if holds():
-                writer.finish()
+            writer.finish()
         except BaseException as error:
             with suppress(OSError, DataError):
-                if holds() and isinstance(error, Exception):
+                if lease.is_lost():
+                    pass  # the folder belongs to another process
+                elif isinstance(error, Exception):
                     delete_tree(folder)
-                elif holds():
+                else:
                     # Zarr may still be writing after an interrupt; the mark tells what it leaves.
                     clear_folder(folder, keep_mark=True)
             raise
-        if replaces and holds():
-            replace_folder(folder, target)
+        if replaces:
+            with keep_leases():
+                replace_folder(folder, target)
 
 
 def check_dataset_target(path: AnyPath, overwrite: bool) -> bool:
@@ -256,7 +258,7 @@ def append_dataset(
     `DataError` if the features differ from the dataset's, or their order or levels do.
     """
     folder = open_dataset(path).path
-    with lock_folder(folder) as holds, translate_store_errors(folder):
+    with lock_folder(folder) as lease, translate_store_errors(folder):
         base, names = open_dataset(path), tuple(feature_names)
         n_compared = len(names) if value_in_old_rows is None else base.n_features
         _check_same_features(base, names[:n_compared])
@@ -288,15 +290,15 @@ def append_dataset(
         )
         try:
             yield writer
-            if holds():
-                dataset = writer.finish()
-                if writer.has_updates:
-                    with suppress(OSError, DataError):  # the next append tries again
-                        _drop_unfinished(dataset)
+            dataset = writer.finish()
+            if writer.has_updates:
+                with suppress(OSError, DataError):  # the next append tries again
+                    check_leases()
+                    _drop_unfinished(dataset)
         except BaseException:
             # The next append deletes what cannot be deleted now.
             with suppress(OSError, DataError):
-                if holds():
+                if not lease.is_lost():
                     _drop_unfinished(open_dataset(base.path))
             raise
 
@@ -811,6 +813,7 @@ class DatasetWriter:
 
     def _store_chunk(self, key: int, stored: Mapping[str, NDArray[Any] | None]) -> None:
         """Write the arrays of a chunk to a position that the manifest does not list yet."""
+        check_leases()
         position, bits = next(self._free_positions), np.asarray(stored[BITS.name])
         checksums = [
             self._write_array_chunk(name, position, stored[name]) for name in self._array_names

@@ -11,6 +11,7 @@ from typing import Any
 from storage.errors import DataError, StoreUnreachableError
 from storage.format.manifest_schemas import check_manifest
 from storage.format.schema import ARTIFACT_FORMAT, CODES_FORMAT, REMEDIES
+from storage.stores.leases import keep_leases
 from storage.stores.locations import (
     DATASET_FORMAT,
     LATEST_NAME,
@@ -31,9 +32,13 @@ def seal_manifest(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_manifest(folder: AnyPath, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Seal a manifest and write it, which makes the folder complete."""
+    """Seal a manifest and write it, which makes the folder complete.
+
+    Raises `LeaseLostError` if another process has taken over a folder that is locked.
+    """
     sealed = seal_manifest(manifest)
-    write_text(folder / MANIFEST_NAME, json.dumps(sealed, indent=1) + "\n")
+    with keep_leases():
+        write_text(folder / MANIFEST_NAME, json.dumps(sealed, indent=1) + "\n")
     return sealed
 
 

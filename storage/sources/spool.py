@@ -22,7 +22,8 @@ from storage.errors import DataError
 from storage.read_ahead import read_ahead
 from storage.sources.base import Source
 from storage.sources.value_codes import INVALID, MISSING, ValueCodes, encode_numbers
-from storage.stores.locations import LOCK_SUFFIX, Lock, LockedError
+from storage.stores.leases import Lock, LockedError
+from storage.stores.locations import LOCK_SUFFIX
 
 _PREFIX = f"latentbits-{socket.gethostname()}-"
 """Machines may share the parent folder, but perhaps not their locks."""

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 from urllib.parse import urlsplit
@@ -34,11 +33,10 @@ ObjectVersion = Mapping[str, str]
 
 
 class StoredObject(NamedTuple):
-    """The content and version of an object, and the time it was written."""
+    """The content and version of an object."""
 
     content: bytes
     version: ObjectVersion
-    written: datetime
 
 
 @dataclass(frozen=True, order=True)
@@ -175,11 +173,7 @@ class ObjectPath:
 
         with translate_store_errors(self), suppress(FileNotFoundError):
             response = get(open_bucket(self.root), self.key)
-            return StoredObject(
-                bytes(response.bytes()),
-                _extract_version(response.meta),
-                response.meta["last_modified"],
-            )
+            return StoredObject(bytes(response.bytes()), _extract_version(response.meta))
         return None
 
     def read_buffer(self) -> memoryview:

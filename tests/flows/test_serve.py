@@ -144,7 +144,7 @@ def test_prefect_deploys_all_or_nothing_as_often_as_wanted(places, prefect_serve
                 found = {one.name: one for one in client.read_deployments()}
                 assert {*found} == {f"votes-{x}" for x in ("ingest", "fit", "transform", "report")}
                 assert found["votes-fit"].parameters["components"] == 20
-                assert client.request("POST", "/automations/count").json() == 2
+                assert client.request("POST", "/automations/count").json() == 4
         finally:
             for one in client.read_deployments():
                 client.delete_deployment(one.id)

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import errno
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from datetime import datetime, timedelta
+from threading import Event
 
 import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.runtime import deployment
 
-from flows import fit
+from flows import fit, transform
 from flows.fitting import stages as fit_stages
 from flows.running import flow, server
 from pipeline.errors import ClusterLost, FitError
-from storage import load_artifact
+from storage import load_artifact, open_codes
 from storage.errors import DataError, FolderInUseError, StoreUnreachableError
+from storage.stores.leases import lock_folder
 from tests.support.cluster_processes import start_scheduler, start_worker
 from tests.support.data import draw_probit_rows, write_arrays
 
@@ -99,6 +106,35 @@ def test_by_hand_nothing_is_tried_again(prefect_server, cluster, attempts):
     with pytest.raises(ClusterLost):
         run_fit(cluster=cluster)
     assert len(seen) == 1
+
+
+@pytest.mark.matrix
+def test_a_scheduled_run_waits_for_another_process_and_says_so(
+    prefect_server, attempts, monkeypatch, tmp_path
+):
+    fitted = run_fit(name="serial")["artifact"]
+    monkeypatch.setattr(deployment, "id", "scheduled", raising=False)
+    monkeypatch.setattr(flow, "_WAIT_SECONDS", 0.5)
+    is_held, messages = Event(), []
+
+    def hold() -> None:
+        """Hold the folder of the codes until the run says that it waits."""
+        with lock_folder(tmp_path / ".codes.zarr.unfinished"):
+            is_held.set()
+            deadline = time.monotonic() + 120
+            while not messages and time.monotonic() < deadline:
+                time.sleep(0.2)
+                with get_client(sync_client=True) as client:
+                    found = client.read_flow_runs(sort=FlowRunSort.START_TIME_DESC, limit=1)
+                messages.extend(run.state.message for run in found if run.state.message)
+
+    with ThreadPoolExecutor(1) as pool:
+        holding = pool.submit(copy_context().run, hold)
+        is_held.wait(60)
+        codes = transform.transform("d.zarr", "codes.zarr", artifact=fitted)["codes"]
+        holding.result()
+    assert "another process is writing here. Wait for it: " in messages[0]
+    assert open_codes(codes).n_rows == 500
 
 
 @pytest.mark.matrix
