@@ -56,7 +56,7 @@ class ExampleValue(NamedTuple):
         schema = handler(core)
         help_text = handler.resolve_ref_schema(schema).get("description", "")
         text = self.value if isinstance(self.value, str) else json.dumps(self.value)
-        description = f"{help_text} ExampleValue: `{text}`"
+        description = f"{help_text} Example: `{text}`"
         return {**schema, "description": description, "examples": [self.value]}
 
 

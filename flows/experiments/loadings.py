@@ -18,7 +18,7 @@ from storage.artifacts.artifacts import Artifact, load_artifact
 from storage.extras import REPORT_PACKAGES, check_installed
 
 HELP = "Draw the leading loadings of a fitted model as images, with their eigenvalues."
-EXAMPLES = """ExampleValue:
+EXAMPLES = """Example:
 
     python -m flows.ingest usps.npz --dataset usps.zarr
     python -m flows.fit --dataset usps.zarr --components 30
