@@ -171,8 +171,8 @@ def _write_dataset(job: IngestJob) -> dict[str, Any]:
     if dataset is not None:
         seconds = round(time.perf_counter() - start, 3)
         added = summarize_append(job, dataset)
-        words = list_words_read(job) if job.sources else []
-        summary = {**summarize_dataset(dataset), **added, "words": words, "seconds": seconds}
+        summary = {**summarize_dataset(dataset), **added, **list_words_read(job)}
+        summary["seconds"] = seconds
         summary["warnings"] += format_warnings(list_source_warnings(job))
         summary["warnings"] += warn_about_far_levels(job)
     if (files := job.new_files) is None:

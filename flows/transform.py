@@ -130,8 +130,9 @@ the other way count in reverse, and missing answers as the fit expects them.
 is missing. `--reconstruct bits` adds bits instead: 1 where that probability is above ½. If some
 features have several levels, `probabilities` has a column for each level of each feature,
 `--reconstruct levels` adds the most likely level, and `--reconstruct expected-levels` the expected
-one, counted from 0, or the expected value of a continuous feature. `flows.ingest` converts bits or
-levels to a dataset with the same features.
+one, counted from 0, or the expected value of a continuous feature. Tables have the levels as they
+were ingested; arrays count them from 0. `flows.ingest` converts arrays of bits or levels to a
+dataset with the same features.
 
 `--impute` fills in missing values: each is predicted from all observed values of its row. Observed
 values are kept. The choices are those of `--reconstruct`; the array is called

@@ -165,13 +165,19 @@ def quote_name(name: str) -> str:
     return name if is_plain else '"' + name.replace('"', '""') + '"'
 
 
-def format_suggestion(word: str, choices: Iterable[str]) -> str:
-    """Return ` Did you mean …?` with the choice most similar to the word, or an empty text."""
+def find_similar(word: str, choices: Iterable[str]) -> str | None:
+    """Return the choice most similar to the word, or None if there is none."""
     choices = list(choices)
     spellings = {choice.casefold(): choice for choice in choices}
     same = spellings.get(word.casefold())
     matches = [same] if same else difflib.get_close_matches(word, choices, n=1)
-    return f" Did you mean {matches[0]!r}?" if matches else ""
+    return matches[0] if matches else None
+
+
+def format_suggestion(word: str, choices: Iterable[str]) -> str:
+    """Return ` Did you mean …?` with the choice most similar to the word, or an empty text."""
+    similar = find_similar(word, choices)
+    return "" if similar is None else f" Did you mean {similar!r}?"
 
 
 def format_share(share: float, decimals: int = 0) -> str:

@@ -408,6 +408,8 @@ def print_ingest(summary: Mapping[str, Any]) -> None:
         rows.append((join_names(found["features"], _MAX_FOUND), levels))
     if words := summary.get("words"):
         rows.append(("words read as bits", ", ".join(words)))
+    if texts := summary.get("missing_texts"):
+        rows.append(("read as missing", join_names(texts)))
     if summary["n_equal_rows"]:
         rows[0] = ("rows", f"{summary['n_rows']:,} different ones of {summary['n_equal_rows']:,}")
     rows.append(("columns", ", ".join(summary["columns"]) or "none"))

@@ -584,10 +584,17 @@ def list_source_warnings(job: IngestJob) -> list[str]:
     return [warning for source in sources for warning in source.list_warnings()]
 
 
-def list_words_read(job: IngestJob) -> list[str]:
-    """List the words that were read as bits, such as `yes=1`; all sources share their options."""
-    found = job.sources[0].options.words_read if isinstance(job.sources[0], Source) else set()
-    return [f"{word}={bit}" for word, bit in BITS_BY_WORD.items() if word in found]
+def list_words_read(job: IngestJob) -> dict[str, list[str]]:
+    """List the words that were read as bits, such as `yes=1`, and texts of columns as missing.
+
+    All sources share their options.
+    """
+    if not (job.sources and isinstance(job.sources[0], Source)):
+        return {"words": [], "missing_texts": []}
+    options = job.sources[0].options
+    words = [f"{word}={bit}" for word, bit in BITS_BY_WORD.items() if word in options.words_read]
+    texts = [f"{name}={text}" for name, text in sorted(options.missing_texts)]
+    return {"words": words, "missing_texts": texts}
 
 
 def warn_about_far_levels(job: IngestJob) -> list[str]:

@@ -12,17 +12,19 @@ from typing import Any, NamedTuple
 from flows.cli.options import parse_local_path
 from flows.cli.summary import join_names
 from flows.data.datasets import load_fitted_model
-from pipeline.errors import format_suggestion
+from pipeline.errors import find_similar
 from pipeline.fitting.prepare import PatternTable
 from pipeline.models.known_items import KnownItems, get_fitted_items, parse_known_items
 from storage.errors import DataError
+from storage.quoting import MISSING_TOKENS
 from storage.sources.text import read_text
-from storage.sources.value_codes import MISSING_TOKENS, parse_bit
+from storage.sources.value_codes import parse_bit
 from storage.stores.local_path import check_is_no_pipe, check_local_path
 from storage.stores.locations import parse_path
 from storage.stores.object_path import is_url
 
 _TABLES = (".csv", ".parquet")
+_MAX_SHOWN = 5  # items that are no features
 _ENTRIES = {"0", "1", "0.0", "1.0", "False", "True"}  # of the column of a trait
 
 
@@ -145,20 +147,13 @@ def parse_scales(
             f"{place} has no column 'reversed', but has: {', '.join(map(repr, others))}. Rename "
             "the column that marks reversed items, or add an empty column 'reversed'."
         )
-    known = {*names}
+    _check_items(table, place, names, owner)
     items: dict[str, dict[str, bool]] = {}
     marks = table.get("reversed", [None] * len(table["item"]))
     for item, scale, mark in zip(table["item"], table["scale"], marks, strict=True):
         if scale in (None, ""):
             raise DataError(f"{place}: item {item!r} has no scale. Name one, or delete the line.")
         item, scale = str(item), str(scale)
-        if item not in known:
-            hint = format_suggestion(item, names) or (
-                f" Correct the name, or delete the line. Features: {join_names(names)}."
-            )
-            raise DataError(
-                f"{place}: {owner} has no feature {item!r}, an item of scale {scale!r}.{hint}"
-            )
         own = items.setdefault(scale, {})
         if item in own:
             raise DataError(f"{place}: item {item!r} is twice in scale {scale!r}. Delete a line.")
@@ -169,6 +164,27 @@ def parse_scales(
         Scale(name, tuple(own), tuple(item for item in own if own[item]))
         for name, own in items.items()
     ]
+
+
+def _check_items(
+    table: Mapping[str, Sequence[Any]], place: str, names: Sequence[str], owner: str
+) -> None:
+    """Raise `DataError` if some items are no features."""
+    known, unknown = {*names}, dict[str, str]()
+    for item, scale in zip(map(str, table["item"]), table["scale"], strict=True):
+        if item not in known:
+            unknown.setdefault(item, f"{item!r} of scale {scale!r}")
+    if not unknown:
+        return
+    similar = {item: find_similar(item, names) for item in [*unknown][:_MAX_SHOWN]}
+    hints = {item: f" (perhaps {name!r})" for item, name in similar.items() if name is not None}
+    listed = [text + hints.get(item, "") for item, text in unknown.items()]
+    features = "" if len(hints) == len(similar) else f" Features: {join_names(names)}."
+    line, name = ("lines", "names") if len(unknown) > 1 else ("line", "name")
+    raise DataError(
+        f"{place}: {owner} has no feature {join_names(listed, _MAX_SHOWN)}. Correct the {name}, or "
+        f"delete the {line}.{features}"
+    )
 
 
 def parse_pattern(

@@ -34,7 +34,7 @@ from pipeline.passes.map_reduce import collect_statistics
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
 from storage.errors import DataError
-from storage.sources.value_codes import MISSING_TOKENS
+from storage.quoting import MISSING_TOKENS
 
 Array = NDArray[np.float64]
 

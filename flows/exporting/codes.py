@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import chain
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from flows.data.datasets import adapt_to_fit, may_open
 from flows.exporting.columns import Array
 from flows.exporting.files import BatchedTable, collect_columns
-from pipeline.data.features import list_features
+from pipeline.data.features import Feature, list_features
 from pipeline.data.level_probabilities import name_levels
 from pipeline.errors import FitError
 from pipeline.evaluation.ranking import check_can_be_ranked, rank_rows, select_scores
@@ -29,9 +29,11 @@ from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.dataset.levels import Levels
 from storage.display import list_trait_names
 from storage.errors import DataError
+from storage.quoting import parse_float, parse_integer
 from storage.read_ahead import read_ahead
 
 SEGMENT = "segment"
+_LEVEL_ARRAYS = ("levels", "imputed_levels")
 _MAX_CACHED_PAGES = 4  # pages of texts per column in memory; consecutive rows share pages
 RowPositions = NDArray[np.int64]
 
@@ -182,25 +184,41 @@ class ArrayGroup(NamedTuple):
     arrays: Mapping[str, Array]
 
 
-def _iter_columns(group: ArrayGroup, names: DimensionLabels) -> Iterator[tuple[str, Array]]:
+def _iter_columns(
+    group: ArrayGroup, names: DimensionLabels, features: Sequence[Feature]
+) -> Iterator[tuple[str, Array]]:
     """Iterate over the named columns of a group, position by position."""
     shape = next(iter(group.arrays.values())).shape[1:]
     for index, suffix in label_positions(group.dims, shape, names):
         place: tuple[Any, ...] = (slice(None), *index)
         for name, values in group.arrays.items():
-            yield name + suffix, np.ascontiguousarray(values[place])
+            column = np.ascontiguousarray(values[place])
+            if name in _LEVEL_ARRAYS:
+                column = _parse_levels(features[index[0]].levels)[column]
+            yield name + suffix, column
+
+
+def _parse_levels(levels: Sequence[str]) -> Array:
+    """Return the values that levels stand for, (n_levels,): numbers, or else their names."""
+    integers, numbers = [*map(parse_integer, levels)], [*map(parse_float, levels)]
+    if None not in integers:
+        return np.array(integers, np.int64)
+    if None not in numbers and any(number % 1 for number in numbers if number is not None):
+        return np.array(numbers, np.float64)
+    return np.array(levels, object)
 
 
 def _make_code_columns(
     codes: Codes, arrays: Mapping[str, Array], dataset: BinaryDataset
 ) -> dict[str, Array]:
+    features = list_features(dataset)
     names = {
         "feature": dataset.feature_names,
-        "level": name_levels(list_features(dataset)),
+        "level": name_levels(features),
         **list_trait_names(codes.manifest),
     }
     groups = _iter_array_groups({name: codes.dims(name)[1:] for name in arrays}, arrays)
-    return dict(chain.from_iterable(_iter_columns(group, names) for group in groups))
+    return dict(chain.from_iterable(_iter_columns(group, names, features) for group in groups))
 
 
 def _iter_array_groups(

@@ -136,7 +136,30 @@ def _read_rows(array: Any, index: int, first: int, last: int) -> NDArray[Any]:
 
 def _as_array(rows: Any) -> NDArray[Any]:
     """Return an array, which may be masked, but is no matrix."""
-    return np.asanyarray(rows) if isinstance(rows, np.ma.MaskedArray) else np.asarray(rows)
+    is_masked = isinstance(rows, np.ma.MaskedArray)
+    return decode_bytes(np.asanyarray(rows) if is_masked else np.asarray(rows))
+
+
+def decode_bytes(values: NDArray[Any]) -> NDArray[Any]:
+    """Return values of which those that are bytes, as HDF5 stores texts, are texts.
+
+    Raises `FitError` if they are not UTF-8.
+    """
+    if values.dtype.kind not in "SO":
+        return values
+    cells = np.ma.getdata(values).ravel().tolist()
+    if bytes not in {*map(type, cells)}:
+        return values
+    texts = np.empty(len(cells), object)
+    try:
+        texts[:] = [cell.decode() if isinstance(cell, bytes) else cell for cell in cells]
+    except UnicodeDecodeError as error:
+        raise FitError(
+            f"The bytes {error.object[:40]!r} are not UTF-8. Decode them to texts."
+        ) from None
+    decoded: NDArray[Any] = texts.reshape(values.shape)
+    is_masked = isinstance(values, np.ma.MaskedArray)
+    return np.ma.masked_array(decoded, np.ma.getmaskarray(values)) if is_masked else decoded
 
 
 def _format_block(index: int, first: int, last: int) -> str:
@@ -210,7 +233,7 @@ def read_column(column: nw.Series[Any]) -> NDArray[Any]:
         If each value is several, as in a column of structures.
     """
     with translate_read_errors(f"Column {column.name!r}"):
-        values = column.to_numpy()
+        values = decode_bytes(column.to_numpy())
     if values.ndim != 1:
         raise FitError(
             f"Column {column.name!r} has the type {column.dtype}, which is several values per row. "
@@ -254,5 +277,7 @@ def _find_edges(array: Any) -> list[int]:
 def _convert_to_array(X: ArrayLike) -> NDArray[Any]:
     try:
         return _as_array(X)
+    except FitError:
+        raise
     except ValueError as error:
         raise FitError(f"The rows of X have different lengths ({error}).") from None

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pipeline.data.batches import (
     RowBatches,
+    decode_bytes,
     is_lazy_frame,
     list_columns,
     open_array,
@@ -388,7 +389,7 @@ def _check_levels(subject: str, values: Sequence[Any]) -> tuple[str, ...]:
     if not 2 <= len(levels) <= MAX_LEVELS:
         size = f"{len(levels)} level{'s' * (len(levels) != 1)}"
         raise FitError(
-            f"{subject} has {size}. 2 to {MAX_LEVELS} are possible: merge some, or leave the "
+            f"{subject} has {size}. 2 to {MAX_LEVELS} are possible: merge rare ones, or leave the "
             "feature out."
         )
     for level in _iter_repeated_names(levels):
@@ -619,10 +620,15 @@ def _read_words(
         return
     unread = ~is_valid
     texts = [v.strip().lower() if isinstance(v, str) else "" for v in values[unread].tolist()]
-    bits = [BITS_BY_WORD.get(text) for text in texts]
+    bits = [_parse_bit(text) for text in texts]
     ones[unread] = [bit == 1 for bit in bits]
     is_valid[unread] = [bit is not None for bit in bits]
     words.update(BITS_BY_WORD.keys() & {*texts})
+
+
+def _parse_bit(text: str) -> int | None:
+    number = parse_number(text)
+    return BITS_BY_WORD.get(text) if number is None or number not in (0, 1) else int(number)
 
 
 def convert_segments(values: ArrayLike, n_rows: int) -> NDArray[Any]:
@@ -671,7 +677,7 @@ def _check_integers(name: str, values: Sequence[Any], are_floats: bool) -> None:
 
 def _check_column_length(values: ArrayLike, name: str, n_rows: int) -> NDArray[Any]:
     with translate_read_errors(name):
-        column = np.asanyarray(values)
+        column = decode_bytes(np.asanyarray(values))
     is_copy = not isinstance(getattr(values, "dtype", None), np.dtype)
     if is_copy and column.dtype.kind == "f" and (np.abs(column) >= 2**53).any():
         column = np.asarray(values, object)  # perhaps integers, which were rounded
@@ -844,7 +850,7 @@ def list_categories(
     """Return the categories of the ordered categoricals of a frame, and of those without an order.
 
     `frame` is a data frame of Narwhals or a lazy one of Polars. Columns with a single category are
-    not listed, and neither are those without an order with more than 16, or with words for bits.
+    not listed, and neither are those without an order that have words for bits only.
     """
     import narwhals as nw  # only data frames need it
 
@@ -862,7 +868,7 @@ def list_categories(
         elif schema[name] == nw.Categorical:
             own = _list_unordered_categories(wrapped, name)
             words = {name_level(category).strip().lower() for category in own}
-            if 2 <= len(own) <= MAX_LEVELS and not words <= {*BINARY_LEVELS, *BITS_BY_WORD}:
+            if len(own) > 1 and not words <= {*BINARY_LEVELS, *BITS_BY_WORD}:
                 unordered[str(name)] = own
     return ordered, unordered
 

@@ -23,9 +23,15 @@ from scipy.special import logsumexp
 from pipeline.arrays import Array
 from pipeline.data.blocks import BinaryBlock, pack_block
 from pipeline.data.display import DisplayItems, ResultDisplayMixin
-from pipeline.data.features import Feature, find_continuous, parse_number, split_values
+from pipeline.data.features import (
+    BINARY_LEVELS,
+    Feature,
+    find_continuous,
+    parse_number,
+    split_values,
+)
 from pipeline.data.matching import get_fitted_segments
-from pipeline.data.tables import is_missing, name_level
+from pipeline.data.tables import BITS_BY_WORD, is_missing, name_level
 from pipeline.errors import FitError, format_suggestion
 from pipeline.executors.base import limit_blas_threads
 from pipeline.inference.transform import iter_portions
@@ -200,13 +206,17 @@ def _find_value(feature: Feature, value: Any) -> float:
             f"the value of {feature.name!r} is missing. Leave it out.", parameter="given"
         )
     text = name_level(value)
-    if text not in feature.levels:
-        raise FitError(
-            f"{feature.name!r} has no level {text[:_MAX_SHOWN]!r}. Choose one of: "
-            f"{', '.join(feature.levels)}.",
-            parameter="given",
-        )
-    return feature.levels.index(text)
+    if text in feature.levels:
+        return feature.levels.index(text)
+    known = ", ".join(feature.levels)
+    if feature.levels == BINARY_LEVELS:
+        if (bit := BITS_BY_WORD.get(text.strip().lower())) is not None:
+            return bit
+        known = f"{known}, {', '.join(BITS_BY_WORD)}"
+    raise FitError(
+        f"{feature.name!r} has no level {text[:_MAX_SHOWN]!r}. Choose one of: {known}.",
+        parameter="given",
+    )
 
 
 def answer_query(

@@ -27,7 +27,7 @@ from storage.format.schema import (
     make_levels_spec,
     open_checked_array,
 )
-from storage.quoting import parse_float
+from storage.quoting import MISSING_TOKENS, parse_float
 from storage.stores.locations import AnyPath, checksum
 
 if TYPE_CHECKING:
@@ -177,10 +177,15 @@ class Levels:
         return np.concatenate(codes), np.concatenate(places)
 
     def parse_numbers(self, codes: NDArray[Any]) -> NDArray[np.float64]:
-        """Return the number that each code's text states, (n,); NaN if the text is empty."""
+        """Return the number that each code's text states, (n,); NaN if it means missing.
+
+        The texts of `MISSING_TOKENS`, such as NA, are missing among numbers only: elsewhere, they
+        may be names.
+        """
         distinct, places = np.unique(codes, return_inverse=True)
         texts = self.decode(distinct)
-        numbers = [parse_float(text) if text else np.nan for text in texts]
+        are_missing = [text.strip().lower() in MISSING_TOKENS for text in texts]
+        numbers = [np.nan if m else parse_float(t) for t, m in zip(texts, are_missing, strict=True)]
         if None in numbers:
             text = texts[numbers.index(None)]
             raise DataError(

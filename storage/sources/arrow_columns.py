@@ -17,13 +17,12 @@ from storage.dataset.chunks import Bytes
 from storage.dataset.feature_levels import MAX_LEVELS
 from storage.errors import DataError
 from storage.format.schema import MISSING_INTEGER
-from storage.quoting import parse_float, quote_prefix
+from storage.quoting import MISSING_TOKENS, parse_float, quote_prefix, quote_raw
 from storage.sources.base import Source, check_integers
 from storage.sources.ordered_levels import check_same_order, make_level_map, merge_orders
 from storage.sources.value_codes import (
     INVALID,
     MISSING,
-    MISSING_TOKENS,
     PackedValues,
     ReadOptions,
     ValueCodes,
@@ -85,8 +84,8 @@ def find_dictionary_levels(
 ) -> dict[str, ValueMap]:
     """Return the levels of columns that are dictionaries, as categoricals are.
 
-    Those without an order are nominal, and left out if they have too few or too many categories.
-    Columns of 0 and 1 are left out too, and so are columns with a meaning from the options. This
+    Those without an order are nominal, and left out if they have too few categories. Columns of 0
+    and 1 are left out too, and so are columns with a meaning from the options. This
     reads a row of each row group, because each has a dictionary of its own.
 
     Parameters
@@ -104,8 +103,8 @@ def find_dictionary_levels(
     Raises
     ------
     DataError
-        If there are not 2 to 16 ordered levels, or the file does not state their order, or states
-        another one than earlier sources.
+        If there are not 2 to 16 levels, or the file does not state the order of ordered ones, or
+        states another one than earlier sources.
     """
     kinds = {field.name: field.type for field in file.schema_arrow}
     listed = [
@@ -141,12 +140,20 @@ def find_dictionary_levels(
         levels = [token for token in tokens if not options.is_declared_missing(token)]
         if is_nominal:  # an empty text is missing, whatever declares it
             levels = [level for level in levels if level.strip()]
+        is_new = name not in options.feature_maps
+        if is_nominal and is_new and len(levels) > MAX_LEVELS and None in map(parse_number, levels):
+            own = quote_raw(name)
+            raise DataError(
+                f"{place} has {len(levels):,} categories, but a feature has at most {MAX_LEVELS}. "
+                f"Merge rare ones in the file, keep them as a per-row column with {{keep={own}}}, "
+                f"or leave them out with {{drop={own}}}."
+            )
         if is_nominal and (not 2 <= len(levels) <= MAX_LEVELS or () in orders[name]):
             continue
         if (known := options.feature_maps.get(name)) is not None:
             if not (is_nominal or known.is_nominal):
                 check_same_order(levels, known, columns or name, place)
-        elif is_nominal and all(is_bit_word(level, options) for level in levels):
+        elif is_nominal and all(map(is_bit_word, levels)):
             continue
         elif [*map(parse_number, levels)] not in ([], [0], [1], [0, 1]):
             levels = sort_answers(levels) if is_nominal else levels
@@ -378,8 +385,24 @@ def convert_row_column(source: Source, name: str, column: pa.Array, first_row: i
         return numbers
     column = column.cast(pa.string()).fill_null("")
     check_texts(column, name, format_place)
+    column = blank_missing_texts(column, name, source.options)
     texts: NDArray[Any] = column.to_numpy(zero_copy_only=False)
     return texts
+
+
+def blank_missing_texts(texts: pa.Array, name: str, options: ReadOptions) -> pa.Array:
+    """Return texts of a per-row column, empty where the options name the text as missing.
+
+    Numbers that they name concern features only: a row may be called 9. Other words that mean
+    missing in features may be names here; see `Levels.parse_numbers`.
+    """
+    if not options.missing_words:
+        return texts
+    plain = pc.utf8_trim_whitespace(texts)
+    is_missing = pc.is_in(plain, pa.array(options.missing_words))
+    found = pc.unique(plain.filter(is_missing)).to_pylist()
+    options.missing_texts.update((name, text) for text in found)
+    return pc.if_else(is_missing, "", texts)
 
 
 def check_texts(texts: pa.Array, name: str, format_place: Callable[[int], str]) -> None:

@@ -31,6 +31,8 @@ from storage.sources.value_codes import (
     ReadOptions,
     ValueCodes,
     describe_invalid_value,
+    find_patterns,
+    has_same_meaning,
     pack_codes,
     suggest_remedy,
 )
@@ -46,6 +48,7 @@ AbsentFeatures = Literal["missing", "refuse"]
 _MIN_BATCH_ROWS = 64
 _CONTEXT_ROWS = 5000
 _MAX_NAMED = 5
+_MAX_COMPARED = 500  # features with values that are not binary
 _TEXT_TABLE = re.compile(r"\.(csv|tsv)(\.gz)?$", re.IGNORECASE)
 _MAX_FEATURES = 10_000_000
 _MAX_INTEGER = 2**63 - 1
@@ -271,21 +274,29 @@ class Source(ABC):
         packed = pack_codes(codes)
         if packed is None:
             row, feature = divmod(int((codes == INVALID).argmax()), self.n_features)
-            nearby = texts(slice(max(0, row - _CONTEXT_ROWS), row + _CONTEXT_ROWS), feature)
+            near = slice(max(0, row - _CONTEXT_ROWS), row + _CONTEXT_ROWS)
+            nearby = texts(near, feature)
+            others = np.flatnonzero((codes == INVALID).any(axis=0))[:_MAX_COMPARED].tolist()
+            alike = [k for k in others if has_same_meaning(texts(near, k), nearby)]
             raise self.make_not_binary_error(
-                first_row + row, feature, nearby[min(row, _CONTEXT_ROWS)], nearby
+                first_row + row, feature, nearby[min(row, _CONTEXT_ROWS)], nearby, alike
             )
         return RowBatch(len(codes), *packed, columns or {}, numbers)
 
     def make_not_binary_error(
-        self, row: int, feature: int, value: str, nearby: Sequence[str]
+        self, row: int, feature: int, value: str, nearby: Sequence[str], alike: Sequence[int] = ()
     ) -> DataError:
-        """Return the error about a value, given nearby values of the column; `row` starts at 0."""
+        """Return the error about a value, given nearby values of the column; `row` starts at 0.
+
+        `alike` are the features for which options are proposed; by default, all.
+        """
         name, options = self.feature_names[feature], self.options
         value_map = options.find_map(name)
         columns = (*self.column_names, *self.feature_names) if self.can_select_columns else ()
         continuous = name if self.can_be_continuous else None
-        remedy = suggest_remedy(name, nearby, options, value_map, columns, continuous)
+        others = {self.feature_names[k] for k in alike} or {*self.feature_names}
+        patterns = find_patterns(others, self.feature_names)
+        remedy = suggest_remedy(name, nearby, options, value_map, columns, continuous, patterns)
         return DataError(
             f"{self.format_place(row, feature)}: "
             f"{describe_invalid_value(value, options, value_map)} {remedy}"

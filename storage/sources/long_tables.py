@@ -28,6 +28,7 @@ from storage.format.schema import MISSING_INTEGER
 from storage.quoting import quote, split_quoted, unquote
 from storage.read_ahead import read_ahead
 from storage.sources.arrow_columns import (
+    blank_missing_texts,
     check_texts,
     encode_column,
     find_dictionary_levels,
@@ -560,7 +561,7 @@ def _encode_names(lines: LineBatch, column: str) -> tuple[NDArray[np.int32], pa.
 
 
 def _encode_rows(
-    lines: LineBatch, names: Sequence[str], kept: Sequence[str]
+    lines: LineBatch, names: Sequence[str], kept: Sequence[str], options: ReadOptions
 ) -> tuple[NDArray[np.int32], pa.RecordBatch]:
     """Number the rows of a batch of lines, and return the different rows.
 
@@ -577,6 +578,7 @@ def _encode_rows(
     for name in kept:
         texts = lines.column(name).fill_null("")
         check_texts(texts, name, lines.format_place)
+        texts = blank_missing_texts(texts, name, options)
         rows[name] = texts.take(first)
         before = rows[name].take(pa.array(numbers))
         line = pc.index(pc.not_equal(texts, before), True).as_py()
@@ -652,7 +654,7 @@ def open_tables(
     features = NameIndex(folder / "feature names", [columns.feature], known=known)
     try:
         for lines in read_lines(paths, columns, row_columns, options, remote_tags):
-            row_numbers, new_rows = _encode_rows(lines, columns.row, row_columns)
+            row_numbers, new_rows = _encode_rows(lines, columns.row, row_columns, options)
             feature_numbers, new_names = _encode_names(lines, columns.feature)
             values = _encode_values(lines, columns, options)
             entries.add((lines.path, lines.first), row_numbers, feature_numbers, *values)

@@ -140,7 +140,7 @@ def make_level_map(
     if len(levels) > MAX_LEVELS:
         raise DataError(
             f"{place}: there are {len(levels)} {noun}, but at most {MAX_LEVELS} are possible. "
-            "Merge some of them, or use {threshold} for numbers."
+            "Merge some of them, use {threshold} for numbers, or leave the feature out."
         )
     own = [(word, code) for code, word in enumerate(words)]
     return ValueMap(columns, tuple(codes or own), tuple(levels), is_nominal=is_nominal)

@@ -6,7 +6,7 @@ import math
 import re
 from ast import literal_eval
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -20,6 +20,7 @@ from storage.dataset.chunks import Bytes
 from storage.dataset.feature_levels import MAX_LEVELS
 from storage.errors import DataError
 from storage.quoting import (
+    MISSING_TOKENS,
     join_levels,
     parse_float,
     quote,
@@ -52,12 +53,11 @@ _LEAVE_OUT_NUMBER = (
     "Use {missing=VALUE}, or leave the feature out of {continuous} or {ordinal=FEATURES:auto}."
 )
 _DECIMAL_COMMA = re.compile(r"['\"]?[+-]?\d+,\d+['\"]?")
-MISSING_TOKENS = frozenset({"", "?", "na", "n/a", "nan", "none", "null"})
-"""Words that mean missing; compared without regard to case."""
 # A column is taken for row names from this many values and this share of distinct ones on.
 _MIN_IDENTIFIERS, _IDENTIFIER_SHARE = 20, 0.9
 _BIT_SHARE = 0.9
 _BIT_WORDS = frozenset({"0", "1"})
+_PAIRS = "VALUE=1,VALUE=0"
 BITS_BY_WORD = {
     **dict.fromkeys(("yes", "yea", "aye", "true", "ja", "oui", "si", "sí", "correct"), 1),
     **dict.fromkeys(("no", "nay", "false", "nein", "non", "incorrect", "wrong"), 0),
@@ -295,6 +295,8 @@ class ReadOptions:
     words_read
         The words of `BITS_BY_WORD` that were read as bits so far, other than true and false, by
         these options and all that `replace` makes of them.
+    missing_texts
+        The per-row columns and those of their texts that `missing` names, as far as they were read.
     """
 
     missing: tuple[str, ...] = ()
@@ -308,6 +310,7 @@ class ReadOptions:
     encoding: str | None = None
     absent_chunks: AbsentChunks | None = None
     words_read: set[str] = field(default_factory=set, compare=False, repr=False)
+    missing_texts: set[tuple[str, str]] = field(default_factory=set, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_encoding_name(self.encoding)
@@ -343,6 +346,11 @@ class ReadOptions:
         """The numbers among the missing texts."""
         numbers = [parse_float(token) for token in self.missing]
         return [number for number in numbers if number is not None and not math.isnan(number)]
+
+    @cached_property
+    def missing_words(self) -> list[str]:
+        """The missing texts that are not numbers."""
+        return [token.strip() for token in self.missing if parse_float(token) is None]
 
     def is_declared_missing(self, word: str) -> bool:
         """Return whether the options name a word as missing, or a number equal to it."""
@@ -649,10 +657,9 @@ def remove_quotes(value: str) -> str:
         return value.strip("'\"")
 
 
-def is_bit_word(word: str, options: ReadOptions) -> bool:
-    """Return whether a word is read as a bit or as missing without an option."""
-    is_bit = parse_number(word) in (0, 1) or word.strip().lower() in BITS_BY_WORD
-    return is_bit or is_missing(word, options)
+def is_bit_word(word: str) -> bool:
+    """Return whether a word is read as a bit without an option."""
+    return parse_number(word) in (0, 1) or word.strip().lower() in BITS_BY_WORD
 
 
 def sort_answers(categories: Sequence[str]) -> list[str]:
@@ -680,13 +687,14 @@ def suggest_remedy(
     value_map: ValueMap | None,
     columns: Sequence[str] = (),
     continuous: str | None = None,
+    patterns: Sequence[str] = ("*",),
 ) -> str:
     """Suggest what to do about a column.
 
     A threshold is suggested only for measurements, where it makes sense. `values` are some of the
     column's values, as messages show them; `value_map` is the map that applies to them; `columns`
     are all columns of a table, or empty for arrays; `continuous` is the feature that the values
-    belong to, if it could be continuous.
+    belong to, if it could be continuous; `patterns` match the features with such values.
     """
     if any(_DECIMAL_COMMA.fullmatch(value) for value in values):
         return _USE_DECIMAL_POINT
@@ -710,7 +718,7 @@ def suggest_remedy(
                 missing = _format_missing_options(unknown[:_MAX_PROPOSED])
                 return f"{_format_counts(counts, _MAX_DISTINCT)}. Use{missing}, or {option}."
         return f"{_format_counts(counts, _MAX_DISTINCT)}. {remedy} {{missing=VALUE}}."
-    advice = _explain_values(name, counts, len(values), bool(columns), continuous)
+    advice = _explain_values(name, counts, len(values), bool(columns), continuous, patterns)
     return f"{advice}.{_suggest_long(columns, counts)}"
 
 
@@ -770,7 +778,12 @@ def format_nominal(columns: str, categories: Sequence[str]) -> str:
 
 
 def _explain_values(
-    name: str, counts: Counter[str], n_values: int, in_table: bool, continuous: str | None
+    name: str,
+    counts: Counter[str],
+    n_values: int,
+    in_table: bool,
+    continuous: str | None,
+    patterns: Sequence[str],
 ) -> str:
     """Suggest an interpretation of the values and the option for it."""
     own = quote_raw(name)
@@ -791,11 +804,12 @@ def _explain_values(
         if continuous is not None:
             to_keep = f"{{continuous={quote(continuous)}}} to keep the numbers, "
         return f"Use {to_keep}{{threshold=T}} to binarise, or {{missing=TOKEN}}{not_a_feature}"
-    if len(counts) > _MAX_DISTINCT:
+    if len(counts) > MAX_LEVELS:
         return (
-            f"{_format_counts(counts, _MAX_NAMED)}. If they are not a feature, use {keep_or_drop}"
+            f"{_format_counts(counts, _MAX_NAMED)}. A feature has at most {MAX_LEVELS} categories: "
+            f"merge rare ones in the file, or use {keep_or_drop}"
         )
-    remedy = _suggest_map(counts, not_a_feature, name if in_table else "*")
+    remedy = _suggest_map(counts, not_a_feature, patterns)
     return f"{_format_counts(counts, _MAX_DISTINCT)}. {remedy}"
 
 
@@ -806,33 +820,72 @@ def _format_counts(counts: Counter[str], n_shown: int) -> str:
     return f"Nearby values: {', '.join(listed)}"
 
 
-def _suggest_map(counts: Counter[str], alternative: str, name: str) -> str:
+def has_same_meaning(values: Sequence[str], others: Sequence[str]) -> bool:
+    """Return whether an option for values suits other ones too, as messages show them.
+
+    These are whole numbers, or few words that all occur among the values.
+    """
+    own, known = (
+        {word for value in listed if (word := remove_quotes(value).lower()) not in MISSING_TOKENS}
+        for listed in (values, others)
+    )
+    numbers = [parse_number(word) for word in own | known]
+    are_whole = all(number is not None and number.is_integer() for number in numbers)
+    return own <= known or (are_whole and len(known) > _MAX_PROPOSED)
+
+
+def find_patterns(names: Set[str], all_names: Sequence[str]) -> list[str]:
+    """Return names or a pattern that match these of all names, and no other ones."""
+    own = [name for name in all_names if name in names]
+    first, last = min(own), max(own)
+    pairs = enumerate(zip(first, last, strict=False))
+    prefix = first[: next((k for k, (one, other) in pairs if one != other), None)]
+    for pattern in ["*"] + [f"{prefix}*"] * (len(own) > 1):
+        if [name for name in all_names if fnmatchcase(name, pattern)] == own:
+            return [pattern]
+    return own
+
+
+def _format_options(option: str, patterns: Sequence[str], values: str = "") -> str:
+    """Return an option for each of the patterns, or for the first ones, and the number of others.
+
+    A prefix for all features is left out where that is possible.
+    """
+    prefixes = [f"{quote(pattern)}{':' * bool(values)}" for pattern in patterns[:_MAX_NAMED]]
+    if option in ("map", "levels") and [*patterns] == ["*"]:
+        prefixes = [""]
+    n_others = len(patterns) - len(prefixes)
+    note = f", and so on for {n_others:,} other columns" if n_others else ""
+    return " ".join(f"{{{option}={prefix}{values}}}" for prefix in prefixes) + note
+
+
+def _suggest_map(counts: Counter[str], alternative: str, patterns: Sequence[str]) -> str:
     """Suggest a map: the usual meaning of words such as yes, or both meanings of two values."""
     plain = {remove_quotes(value): n for value, n in counts.most_common()}
+    order = _suggest_order([*plain], patterns)
     ones, zeros = ([v for v in plain if v.lower() in words] for words in (_YES_WORDS, _NO_WORDS))
     unmapped = [value for value in plain if value not in (*ones, *zeros)]
     if ones and zeros and not {*ones, *zeros} <= _BIT_WORDS:
         pairs = [f"{quote(v)}=1" for v in ones] + [f"{quote(v)}=0" for v in zeros]
-        remedy = f"Use {{map={','.join(pairs)}}}{_format_missing_options(unmapped)}"
-        return remedy + _suggest_order([*plain], name)
+        option = _format_options("map", patterns, ",".join(pairs))
+        return f"Use {option}{_format_missing_options(unmapped)}{order}"
     n_bits = sum(n for value, n in plain.items() if value in _BIT_WORDS)
     if n_bits > _BIT_SHARE * counts.total():
         return f"Correct it, or read it as missing:{_format_missing_options(unmapped)}"
     if not 2 <= len(plain) <= _MAX_PROPOSED:
         return (
-            "Define the meaning of every value: {map=VALUE=1,VALUE=0}, and "
-            f"{{missing=VALUE}} for the rest{_suggest_order([*plain], name)}{alternative}"
+            f"Define the meaning of every value: {_format_options('map', patterns, _PAIRS)}, and "
+            f"{{missing=VALUE}} for the rest{order}{alternative}"
         )
     one, zero, *unmapped = sorted(plain, key=lambda value: value != "1")  # 1 first
     missing, one, zero = _format_missing_options(unmapped), quote(one), quote(zero)
-    return (
-        f"Define their meaning: {{map={one}=1,{zero}=0}}{missing}, or "
-        f"{{map={one}=0,{zero}=1}}{missing}"
-        f"{_suggest_order([*plain], name)}{alternative}"
+    either, other = (
+        _format_options("map", patterns, f"{one}={bit},{zero}={1 - bit}") for bit in (1, 0)
     )
+    return f"Define their meaning: {either}{missing}, or {other}{missing}{order}{alternative}"
 
 
-def _suggest_order(values: Sequence[str], name: str) -> str:
+def _suggest_order(values: Sequence[str], patterns: Sequence[str]) -> str:
     """Suggest how to keep three or more values as levels; a usual order is recognised."""
     values = [*{value.casefold(): value for value in values}.values()]
     if len(values) < _MIN_ORDERED:
@@ -840,14 +893,16 @@ def _suggest_order(values: Sequence[str], name: str) -> str:
     numbers = [number for number in map(parse_number, values) if number is not None]
     if len(numbers) == len(values):
         is_whole = all(number.is_integer() for number in numbers)
-        options = ["{ordinal=*}"] * is_whole + ["{threshold=T}"] * (len(values) > _MAX_PROPOSED)
-        return f", or, if the values are ordered, {' or '.join(options)}" if options else ""
-    levels, nominal = (
-        join_levels(_sort_grades(sorted(values))),
-        format_nominal(name, sorted(values)),
-    )
+        options = [_format_options("ordinal", patterns)] * is_whole
+        options += ["{threshold=T}"] * (len(values) > _MAX_PROPOSED)
+        ordered = f", or, if the values are ordered, {' or '.join(options)}" if options else ""
+        nominal = f", or, if they are categories, {_format_options('nominal', patterns)}"
+        return ordered + nominal * is_whole
+    values = sorted(values)
+    levels = _format_options("levels", patterns, join_levels(_sort_grades(values)))
+    nominal = _format_options("nominal", patterns, ",".join(map(quote, values)))
     return (
-        f", or, if the values are ordered, {{levels={levels}}} (check the order), or, if they are "
+        f", or, if the values are ordered, {levels} (check the order), or, if they are "
         f"categories, {nominal}"
     )
 

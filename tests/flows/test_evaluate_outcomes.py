@@ -26,6 +26,7 @@ def draw_rows() -> tuple[np.ndarray, dict[str, np.ndarray]]:
     columns = {
         "age": np.where(np.arange(N_ROWS) % 50, age, np.nan),
         "years": np.array([*map(str, age)], object),
+        "texts": np.array([str(a) if k % 50 else "NA" for k, a in enumerate(age)], object),
         "party": PARTIES[party],
         "site": np.where(np.arange(N_ROWS) % 2, "a", "b").astype(object),
         "times": rng.integers(1, 4, N_ROWS),
@@ -56,13 +57,14 @@ def evaluated(cli: Any, dataset: Path) -> Any:
 
 @pytest.mark.parametrize("correction", ["bch", "ml", "none"])
 def test_columns_are_compared_between_classes(evaluated: Any, correction: str) -> None:
-    words = ("--outcomes", "age,party,years", "--correction", correction)
+    words = ("--outcomes", "age,party,years,texts", "--correction", correction)
     done = evaluated(*words, "--json")
     assert done.code == 0, done.err
     (found,) = done.json["outcomes"]
-    age, party, years = found["outcomes"]
-    assert years["kind"] == "mean"  # texts of numbers, as a CSV file has them
+    age, party, years, texts = found["outcomes"]
+    assert years["kind"] == texts["kind"] == "mean"  # texts of numbers, as a CSV file has them
     np.testing.assert_allclose(years["estimates"], age["estimates"], atol=0.5)
+    assert {**texts, "column": "age"} == age
     assert (age["kind"], age["rows_without"], age["df"]) == ("mean", N_ROWS // 50, 1)
     assert (party["levels"], party["df"]) == (["green", "red"], 1)
     assert party["rows_without"] == np.count_nonzero(COLUMNS["party"] == "")

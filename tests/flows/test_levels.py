@@ -127,18 +127,18 @@ def test_reconstructed_levels_are_a_dataset(
         done = cli("export", "--what", "codes", *codes)
         assert done.code == 0, done.err
         tables[kind] = pd.read_csv(path)
-    levels = tables["levels"][[f"levels_{name}" for name in NAMES]].to_numpy()
     columns = [f"probabilities_q1={level}" for level in LEVELS["q1"]]
-    np.testing.assert_array_equal(
-        tables["probabilities"][columns].to_numpy().argmax(axis=1), levels[:, 1]
-    )
+    best = tables["probabilities"][columns].to_numpy().argmax(axis=1)
+    np.testing.assert_array_equal(np.array(LEVELS["q1"])[best], tables["levels"]["levels_q1"])
     labelled = open_codes(tmp_path / "probabilities.zarr").to_xarray()
     assert [*labelled["level"].to_numpy()[3:6]] == [f"q1={level}" for level in LEVELS["q1"]]
     done = cli("ingest", tmp_path / "levels.zarr", "--dataset", tmp_path / "likely.zarr")
     assert done.code == 0, done.err
     likely = open_dataset(tmp_path / "likely.zarr")
     assert likely.feature_levels == survey.feature_levels
-    np.testing.assert_array_equal(likely.dense(0)[0], levels)
+    for name, codes in zip(NAMES, likely.dense(0)[0].T, strict=True):
+        values = np.array(LEVELS.get(name, ("0", "1")))[codes]
+        np.testing.assert_array_equal(values, tables["levels"][f"levels_{name}"].astype(str))
     done = cli(*transform, "--reconstruct", "bits", "--output", tmp_path / "bits.zarr")
     assert done.code == 2
     assert "Choose --reconstruct levels." in done.err.replace("\n", " ")

@@ -108,10 +108,16 @@ def test_scales_are_fitted_and_joined(plain_cli, answers: pd.DataFrame, tmp_path
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("item,scale\na11,A\n", (), "has no feature 'a11', an item of scale 'A'. Did you mean 'a"),
-        ("item,scale\nB2,A\n", (), "has no feature 'B2', an item of scale 'A'. Did you mean 'b2'?"),
+        ("item,scale\na11,A\n", (), "has no feature 'a11' of scale 'A' (perhaps 'a1"),
+        (
+            "item,scale\nB2,A\na1,A\nB2,C\n" + "".join(f"z{k}x,A\n" for k in range(7)),
+            (),
+            "has no feature 'B2' of scale 'A' (perhaps 'b2'), 'z0x' of scale 'A', 'z1x' of scale "
+            "'A', 'z2x' of scale 'A', 'z3x' of scale 'A' and 3 more. Correct the names, or delete "
+            "the lines. Features: a1, ",
+        ),
         ("item,scale\na1,A\na2,A\na1,A\n", (), "item 'a1' is twice in scale 'A'. Delete a line."),
-        ("item,scale\nz,A\n", (), "an item of scale 'A'. Correct the name, or delete the line. "),
+        ("item,scale\nz,A\n", (), "'z' of scale 'A'. Correct the name, or delete the line. "),
         ("item,scale\n", (), "scales.csv has no items. Write a line for each item."),
         ("item,scale\na1,\n", (), "item 'a1' has no scale. Name one, or delete the line."),
         ("feature,scale\na1,A\n", (), "has no column 'item'. It has: 'feature', 'scale'."),

@@ -311,3 +311,19 @@ def test_polars_columns_that_are_patterns_are_refused(name: str) -> None:
     for own in (frame, frame.lazy()):
         with pytest.raises(FitError, match=r"Polars takes this name for a pattern\. Rename it"):
             lb.from_dataframe(own, features=[name, "a"])
+
+
+def test_bytes_are_texts() -> None:
+    rows = np.array([["yes", "no"], ["no", "yes"], ["1", "0.0"]])
+    expected = [[1, 0], [0, 1], [1, 0]]
+    for X in (rows.astype("S"), rows.astype("S").astype(object), rows.astype(object)):
+        keep = {"party": np.array(["left", "right", ""], "S")}
+        with pytest.warns(UserWarning, match="words are read as bits: yes as 1; no as 0"):
+            dataset: Any = lb.from_numpy(X, keep=keep)
+        (table,) = dataset.iter_tables()
+        assert table.X.tolist() == expected
+        assert table.columns["party"].tolist() == ["left", "right", ""]
+    levels: Any = lb.from_numpy(rows[:2].astype("S"), levels=["no", "yes"])
+    assert next(levels.iter_tables()).X.tolist() == expected[:2]
+    with pytest.raises(FitError, match=r"^The bytes b'\\xe9' are not UTF-8\. Decode them"):
+        lb.from_numpy(np.array([[b"\xe9", b"no"]]))

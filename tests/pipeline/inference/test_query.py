@@ -53,7 +53,7 @@ def query(model: Any, params: Any, given: Any, of: Any, **more: Any) -> QueryAns
 
 def test_a_mixture_gives_the_sums_over_all_rows(params: BernoulliMixtureParams) -> None:
     table, known = enumerate_joint(params, params.weights), {2: 1, 7: 0}
-    answer = query(BernoulliMixture(), params, {"f2": 1, "f7": False}, ["f11", "f0"])
+    answer = query(BernoulliMixture(), params, {"f2": " Yes", "f7": False}, ["f11", "f0"])
     marginal = [table.probability({i: 1}) for i in (11, 0)]
     expected = [table.probability({i: 1}, known) for i in (11, 0)]
     assert answer["feature"].tolist() == ["f11", "f0"]
@@ -220,7 +220,7 @@ def test_covariates_are_refused(params: BernoulliMixtureParams) -> None:
         ({"f1": 1}, [], r"^of names no feature\. "),
         ({"f1": 1}, ["fox"], r"^of: The fit has no feature 'fox'\. "),
         ({"f1O": 1}, ["f2"], r"^given: The fit has no feature 'f1O'\. Did you mean 'f1"),
-        ({"f1": 2}, ["f2"], r"^given: 'f1' has no level '2'\. Choose one of: 0, 1\."),
+        ({"f1": 2}, ["f2"], r"^given: 'f1' has no level '2'\. Choose one of: 0, 1, yes, .*no, "),
         ({"mood": None}, ["f2"], r"^given: the value of 'mood' is missing\. Leave it out\."),
         ({"mood": "bad"}, ["f2"], r"^given: 'mood' has no level 'bad'\. Choose one of: low, "),
         ({"f1": 1}, ["f2", "f1"], r"^'f1' is in both given and of\. "),

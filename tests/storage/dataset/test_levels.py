@@ -189,6 +189,16 @@ def test_readers_give_empty_texts_as_missing(tmp_path, small_pages):
     np.testing.assert_array_equal(codes[codes >= 0], whole.columns["who"][codes >= 0])
 
 
+def test_words_that_mean_missing_are_missing_among_numbers_only(tmp_path):
+    ages = np.array(["21", "NA", "", "None", "2.5"], object)
+    dataset = write_dataset(tmp_path / "d.zarr", random_bits(5, 3), columns={"age": ages})
+    ((_, codes),) = dataset.iter_codes("age")
+    assert (codes == -1).tolist() == [False, False, True, False, False]
+    ((_, numbers),) = dataset.iter_numbers("age")
+    np.testing.assert_array_equal(numbers, [21, np.nan, np.nan, np.nan, 2.5])
+    assert dataset.decode_texts("age", codes[:2]).tolist() == ["21", "NA"]
+
+
 @pytest.mark.usefixtures("small_pages")
 @pytest.mark.parametrize("kind", ["int", "text", "odd text"])
 def test_rows_are_found_by_name_unless_two_have_it(tmp_path, monkeypatch, kind):

@@ -28,7 +28,7 @@ from storage.sources import (
 )
 from storage.sources import csv as tables
 
-READINGS = 'Define their meaning: map="{0}=1,{1}=0"{2}, or map="{0}=0,{1}=1"{2}'
+READINGS = 'Define their meaning: map="{0}:{1}=1,{2}=0"{3}, or map="{0}:{1}=0,{2}=1"{3}'
 VALUES = "is not 0, 1, true, false or missing"
 
 
@@ -47,12 +47,13 @@ def written(tmp_path, name, text):
     return path
 
 
-def hint(around, *values, column=None):
+def hint(around, *values, feature, column=None):
     """Return the advice: the values, both readings of the first two, and the rest as missing."""
     others = "".join(f" {missing(value)}" for value in values[2:])
     role = f'; if they are not a feature, keep="{column}" or drop="{column}"' if column else ""
-    order = ', or, if the values are ordered, ordinal="*"' if values[2:] else ""
-    return f"Nearby values: {around}. {READINGS.format(*values[:2], others)}{order}{role}."
+    order = f', or, if the values are ordered, ordinal="{feature}"' if values[2:] else ""
+    order += f', or, if they are categories, nominal="{feature}"' if values[2:] else ""
+    return f"Nearby values: {around}. {READINGS.format(feature, *values[:2], others)}{order}{role}."
 
 
 def missing(value):
@@ -91,13 +92,14 @@ def test_codes_of_categories_get_no_threshold(tmp_path):
     path = written(tmp_path, "votes.csv", "r1,r2\n" + "\n".join([*calls, ""]))
     assert refusal(path) == (
         f"{place('votes.csv', 1, 'r2')}: the value '6' {VALUES}. "
-        + hint("'6' (30), '1' (28)", "1", "6", column="r2")
+        + hint("'6' (30), '1' (28)", "1", "6", feature="r2", column="r2")
     )
     codes = np.array([line.split(",") for line in calls], int)
     np.save(tmp_path / "votes.npy", codes)
-    assert refusal(tmp_path / "votes.npy").endswith(hint("6 (30), 1 (28)", "1", "6"))
+    assert refusal(tmp_path / "votes.npy").endswith(hint("6 (30), 1 (28)", "1", "6", feature="f1"))
     scipy.sparse.save_npz(tmp_path / "votes.npz", scipy.sparse.csr_array(codes * codes))
-    assert refusal(tmp_path / "votes.npz").endswith(hint("36 (30), 1 (28)", "1", "36"))
+    advice = hint("36 (30), 1 (28)", "1", "36", feature="f1")
+    assert refusal(tmp_path / "votes.npz").endswith(advice)
 
 
 def test_measured_numbers_get_a_threshold(tmp_path):
@@ -130,8 +132,8 @@ def test_grades_get_a_threshold_under_its_condition(tmp_path):
     message = refusal(written(tmp_path, "data.csv", "a,b\n" + rows))
     assert message.endswith(
         'Define the meaning of every value: map="VALUE=1,VALUE=0", and missing="VALUE" for the '
-        'rest, or, if the values are ordered, ordinal="*" or threshold="T"; if they are not a '
-        'feature, keep="a" or drop="a".'
+        'rest, or, if the values are ordered, ordinal="*" or threshold="T", or, if they are '
+        'categories, nominal="*"; if they are not a feature, keep="a" or drop="a".'
     )
 
 
@@ -156,16 +158,16 @@ def test_a_column_of_names_is_kept_beside(tmp_path):
     rows = "\n".join(f"1,name {i // 2}" for i in range(40))
     message = refusal(written(tmp_path, "data.csv", "a,who\n" + rows))
     assert message.endswith(
-        "'name 4' (2), 15 others. If they are not a feature, use keep=\"who\" to keep them as a "
-        'per-row column, or drop="who". If each line is one value of a long table, use '
-        'long="row=a,feature=who".'
+        "'name 4' (2), 15 others. A feature has at most 16 categories: merge rare ones in the "
+        'file, or use keep="who" to keep them as a per-row column, or drop="who". If '
+        'each line is one value of a long table, use long="row=a,feature=who".'
     )
 
 
 def test_missing_values_are_not_among_those_named(tmp_path):
     path = tmp_path / "a.parquet"
     pa.parquet.write_table(pa.table({"a": ["1", "0"], "b": ["y", None]}), path)
-    advice = "Nearby values: 'y' (1). Define the meaning of every value: map=\"VALUE=1"
+    advice = "Nearby values: 'y' (1). Define the meaning of every value: map=\"b:VALUE=1"
     assert advice in refusal(path)
 
 
@@ -277,7 +279,7 @@ def test_parquet(tmp_path):
     path = tmp_path / "a.parquet"
     pa.parquet.write_table(pa.table({"a": [0, 1, None], "b": [1, 5, 6]}), path)
     assert refusal(path) == f"{place('a.parquet', 2, 'b')}: the value 5 {VALUES}. " + hint(
-        "1 (1), 5 (1), 6 (1)", "1", "5", "6", column="b"
+        "1 (1), 5 (1), 6 (1)", "1", "5", "6", feature="b", column="b"
     )
     pa.parquet.write_table(pa.table({"a": [0, None, -(2**63)], "b": [1, 0, 1]}), path)
     assert refusal(path, ReadOptions(row_columns=("a",))) == (
@@ -450,7 +452,7 @@ def test_zarr(tmp_path):
     array = zarr.create_array(path, shape=(9, 4), chunks=(2, 2), dtype="i1")
     array[7, 3] = 5
     assert refusal(path) == f"{place('a.zarr', 8, 'f3')}: the value 5 {VALUES}. " + hint(
-        "0 (8), 5 (1)", "0", "5"
+        "0 (8), 5 (1)", "0", "5", feature="f3"
     )
     shutil.rmtree(path)
     group = zarr.create_group(path)

@@ -13,6 +13,8 @@ import pyreadstat
 import pytest
 import scipy.sparse
 
+from pipeline.data.tables import convert_frame
+from pipeline.errors import FitError
 from storage.errors import DataError
 from storage.quoting import quote
 from storage.sources import (
@@ -102,6 +104,44 @@ def test_dictionaries_have_levels_and_are_nominal_without_an_order(tmp_path):
     assert read(tmp_path / "b.parquet") == (expected, {"ordered": SCALE})
     nominal = [open_source(str(tmp_path / n)).nominal_features for n in ("a.parquet", "b.parquet")]
     assert nominal == [frozenset(), {"ordered"}]
+
+
+@pytest.mark.parametrize(
+    ("categories", "is_nominal"),
+    [
+        (["no", "NA", "?"], True),
+        (["no", "yes", "NA"], True),
+        (["no", "yes"], False),
+        (["nay", "no", "yes"], False),
+    ],
+)
+def test_categories_are_the_same_in_files_and_data_frames(tmp_path, categories, is_nominal):
+    column = pd.Categorical(categories * 4, categories)
+    frame = pd.DataFrame({"a": column, "b": [0, 1] * (2 * len(categories))})
+    frame.to_parquet(tmp_path / "a.parquet")
+    source = open_source(str(tmp_path / "a.parquet"), ReadOptions())
+    tables = convert_frame(frame, None, ())
+    assert (
+        source.nominal_features
+        == tables.nominal_features
+        == {"a"} & ({"a"} if is_nominal else set())
+    )
+    assert dict(source.feature_levels) == tables.feature_levels
+
+
+def test_too_many_categories_are_refused_by_name(tmp_path):
+    path, column = tmp_path / "a.parquet", pd.Categorical([f"k{i}" for i in range(20)])
+    frame = pd.DataFrame({"region": column, "b": [0, 1] * 10})
+    frame.to_parquet(path)
+    message = r"column 'region' has 20 categories, .* at most 16\. Merge rare .* keep=.*drop="
+    with pytest.raises(DataError, match=message):
+        read(path)
+    assert read(path, drop=("region",))[1] == read(path, row_columns=("region",))[1] == {}
+    with pytest.raises(FitError, match=r"^Feature 'region' has 20 levels\. 2 to 16 .* rare ones"):
+        convert_frame(frame, None, ())
+    column = pd.Categorical([str(i) for i in range(20)])  # numbers may be measurements
+    frame.assign(region=column).to_parquet(path)
+    assert read(path, parse_continuous("region")[0])[1] == {"region": ()}
 
 
 WORDS = ["None", "NA", "n/a", "null", "NaN", "?", "1", " - ", "unused", "False", "<18", "a,b:c=d"]
@@ -425,4 +465,5 @@ def test_the_options_that_errors_propose_can_be_pasted(tmp_path):
         proposed = re.search(r"levels=('.*?') \(check", str(refusal.value))
         assert proposed is not None
         own = parse_levels(ast.literal_eval(proposed[1]))
-        assert ({*own.levels}, own.columns) == ({*levels}, "a:b" if maps else "*")
+        assert ({*own.levels}, own.columns) == ({*levels}, "a:b")
+        assert len(read(path, own, *maps[:1])[0]) == 3

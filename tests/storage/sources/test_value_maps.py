@@ -171,12 +171,55 @@ def test_words_of_one_meaning_are_bits(tmp_path):
     values = pa.array(["no", "yes", None]).dictionary_encode()
     pa.parquet.write_table(pa.table({"a": values, "b": values}), tmp_path / "a.parquet")
     np.testing.assert_array_equal(read(tmp_path / "a.parquet")[0][:, 0], [0, 1, 2])
-    with pytest.raises(DataError, match=r"'y' is not 0, 1, .* Use map=\"yes=1,y=1,no=0\""):
+    with pytest.raises(DataError, match=r"'y' is not 0, 1, .* Use map=\"a:yes=1,y=1,no=0\""):
         read(written(path, "a,b\nyes,1\nno,1\ny,0\n"))
     with pytest.raises(DataError, match="'yes' is not a number"):
         read(written(path, "a,b\nyes,1\nno,1\n"), threshold=0.5)
     values, names = read(written(path, "correct,wrong\n1,0\n0,1\n"))  # words as names
     assert names == ("correct", "wrong")
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "long"])
+def test_texts_of_kept_columns_are_missing_if_an_option_names_them(tmp_path, kind):
+    columns = {"a": [1, 0, 9, 1], "party": ["left", " refused", "NA", "9"]}
+    path, options = tmp_path / f"a.{kind}", {"missing": ("refused", "9"), "row_columns": ("party",)}
+    if kind == "csv":
+        path = written(path, "a,party\n1,left\n0, refused\n9,NA\n1,9\n")
+    elif kind == "parquet":
+        pa.parquet.write_table(pa.table(columns), path)
+    else:
+        path = written(tmp_path / "a.csv", "n,f,a,party\nr,f,1,left\nrefused,f,0,refused\n")
+    options = ReadOptions(**options)
+    if kind == "long":
+        source = open_long_tables([str(path)], "row=n,feature=f,value=a", None, options)
+    else:
+        source = open_source(str(path), options)
+    (batch,) = source.iter_batches()
+    expected = ["left", "", "NA", "9"]  # a row may be called NA or 9
+    assert batch.columns["party"].tolist() == expected[: len(batch)]
+    assert options.missing_texts == {("party", "refused")}
+    if kind == "long":
+        assert batch.columns["n"].tolist() == ["r", "refused"]  # names of rows are never missing
+    else:
+        assert batch.observed.ravel().tolist() == [1, 1, 0, 1]
+
+
+def test_options_are_proposed_for_the_columns_that_need_them(tmp_path):
+    path = tmp_path / "a.csv"
+    for names, prefixes in (("q1,q2,b", ("q*:",)), ("x,y,b", ("x:", "y:")), ("x,y", ("",))):
+        bit = ",1" * (names.count(",") - 1)
+        written(path, f"{names}\ny,n{bit}\nn,y{bit}\n")
+        text = refused(path)
+        maps = [f"{prefix}y=1,n=0" for prefix in prefixes]
+        assert text.endswith("Use " + " ".join(f'map="{own}"' for own in maps) + ".")
+        assert read(path, *maps)[0][:, :2].tolist() == [[1, 0], [0, 1]]
+    lines = "".join(f"{7 - k % 7},{k % 5 + 1},a,{k % 2}\n" for k in range(14))
+    text = refused(written(path, f"code,mood,t,bit\n{lines}"))
+    assert 'if the values are ordered, ordinal="code" ordinal="mood" or threshold="T"' in text
+    assert 'if they are categories, nominal="code" nominal="mood";' in text
+    header = ",".join(f"{'abcdefgh'[k]}{k}" for k in range(8))
+    text = refused(written(path, f"{header},b\n{'y,' * 8}1\n{'n,' * 8}0\n"))
+    assert text.endswith('map="e4:y=1,n=0", and so on for 3 other columns.')
 
 
 def test_words_are_the_same_in_python():
