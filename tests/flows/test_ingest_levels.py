@@ -200,7 +200,7 @@ SEVENTEEN = "<".join(map(str, range(17)))
         (["--levels", "q*:no<perhaps<yes", "--ordinal", "*:0-1"], "Use --ordinal '*:0-"),
         (["--ordinal", "q*"], "is not a whole number from -100 to 149 or missing"),
         (["--ordinal", "q*"], "Use --levels 'q1:no<perhaps<yes' (check the order)"),
-        (["--levels", "q*:no<perhaps<yes"], "or, if the values are ordered, --ordinal mood, or, if they"),
+        (["--levels", "q*:no<perhaps<yes"], "or, if the values are ordered, --ordinal mood"),
         ([*OPTIONS, "--missing", "yes"], "--missing yes: a map reads this value as a level"),
     ],
 )
