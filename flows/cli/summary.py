@@ -178,7 +178,7 @@ def _list_factor_indices(statistics: Mapping[str, Any]) -> list[tuple[str, str]]
 
 
 def list_likelihood(statistics: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the lines about likelihood, information criteria and entropy.
+    """Return the lines about likelihood, information criteria, entropy and fit to all patterns.
 
     Empty if the likelihood of the fit is not exact; see `pipeline.statistics.information_criteria`.
     """
@@ -194,6 +194,11 @@ def list_likelihood(statistics: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "entropy_r2" in statistics:
         relative = f"relative entropy {statistics['relative_entropy']:.3f}"
         rows.append(("entropy R²", f"{statistics['entropy_r2']:.3f}; {relative}"))
+    for name, symbol in (("g2", "G²"), ("pearson", "Pearson's χ²")):
+        if name in statistics:
+            p = f", p {format_p(statistics[f'{name}_p'])}" if f"{name}_p" in statistics else ""
+            df = f"{statistics['pattern_df']:,} degrees of freedom"
+            rows.append((symbol, f"{statistics[name]:,.2f} of {df}{p}"))
     return rows
 
 

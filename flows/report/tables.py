@@ -73,6 +73,9 @@ _MEANINGS = {
     "adjusted BIC": "BIC with (n + 2) / 24 in the place of the number of rows n",
     "entropy R²": "1 if rows clearly belong to classes, 0 if their values say no more than the "
     "sizes of the classes; relative entropy is 0 if all classes are equally probable",
+    "G²": "far above its degrees of freedom if the model does not describe how many rows have each "
+    "pattern of values",
+    "Pearson's χ²": "the same, with more weight of rare patterns",
     "M₂": "far above its degrees of freedom if the model does not describe the pairs",
     "C₂": "far above its degrees of freedom if the model does not describe the pairs",
     "RMSEA": "misfit per degree of freedom: close up to 0.05, adequate up to 0.09",
@@ -328,6 +331,7 @@ _OPTIONAL_INDICES = (
     ("aic", "AIC, BIC and adjusted BIC", "use"),
     ("m2", "{form} and its indices", "use"),
     ("s_x2", "S-X²", "uses"),
+    ("g2", "G² and Pearson's χ²", "use"),
 )
 """Entry of the fit statistics, symbol and verb of the indices that a fit may leave out."""
 
@@ -349,6 +353,11 @@ def make_fit_statistics_table(manifest: Manifest) -> TextTable | None:
         return TextTable("How well it fits", ("statistic", "value", "meaning"), rows, note)
     form = _name_limited_information(statistics)
     notes = [_NOTES[form].format(words=words)] if "m2" in statistics else []
+    if "g2" in statistics and "g2_p" not in statistics:
+        notes.append(
+            f"{statistics['n_rows']:,} rows are too few for p of G² and Pearson's χ², because "
+            f"{statistics['n_patterns']:,} patterns of values are possible."
+        )
     n_fitted = _count_fitted_rows(manifest)
     missing: dict[str, list[str]] = {}
     for name, pattern, verb in _OPTIONAL_INDICES:

@@ -1,4 +1,4 @@
-"""Statistics of fits by maximum likelihood: information criteria, and entropy of classes.
+"""Statistics of fits by maximum likelihood: information criteria, entropy, fit to all patterns.
 
 =================  =============================  ==================================================
 statistic          definition                     source
@@ -13,20 +13,26 @@ caic               p (log n + 1) − 2 log L        H. Bozdogan, Psychometrika 5
 entropy_r2         1 − E / (n H(π))               J. K. Vermunt, J. Magidson, Technical Guide for
                                                   Latent GOLD 5.1 (2016), section 7.2.3
 relative_entropy   1 − E / (n log K)              V. Ramaswamy et al., Marketing Science 12 (1993)
+g2                 2 Σ_c n_c log(n_c / e_c)       A. Agresti, Categorical Data Analysis (2013), 1.5
+pearson            Σ_c (n_c − e_c)² / e_c         K. Pearson, Philosophical Magazine 50 (1900)
 =================  =============================  ==================================================
 
 w are the weights of rows, K is the number of classes, E = Σ w Σ_k −p_k log p_k is the entropy of
-the posterior probabilities p of classes, and H(π) that of their means π.
+the posterior probabilities p of classes, and H(π) that of their means π. n_c of n rows have the
+pattern of values c, and e_c = n P(c) are expected.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import scipy
 
 from pipeline.arrays import Array
+
+_MIN_ROWS_PER_PATTERN = 5  # on average; with fewer, G² and χ² are far from a χ² distribution
 
 
 def compute_criteria(
@@ -79,4 +85,51 @@ def describe_entropy(entropy: float, mass: Array) -> dict[str, float]:
     return {
         "entropy_r2": 1 - entropy / by_chance if by_chance > 0 else 1.0,
         "relative_entropy": 1 - entropy / (weight * float(np.log(n_components))),
+    }
+
+
+def describe_patterns(counts: Array, nats: Array, n_parameters: int) -> dict[str, Any]:
+    """Return G² and Pearson's χ² of the table of all patterns of values, or why there are none.
+
+    Patterns with a level that no row has do not count. As in poLCA, the degrees of freedom of a
+    table with more patterns than rows are those of as many patterns as rows. G² and χ² have a χ²
+    distribution only if there are several rows per pattern.
+
+    Parameters
+    ----------
+    counts
+        Number of rows by group and pattern, (n_groups, n_levels of each feature …).
+    nats
+        Sum of log P of these rows, of the same shape.
+    n_parameters
+        Number of free parameters.
+    """
+    n_features = counts.ndim - 1
+    others = (tuple({*range(n_features + 1)} - {k}) for k in range(n_features + 1))
+    n_groups, *n_levels = (int((counts.sum(axis=axes) > 0).sum()) for axes in others)
+    n_patterns, n_rows = n_groups * math.prod(n_levels), float(counts.sum())
+    df = int(min(n_rows, n_patterns - n_groups)) - n_parameters
+    if df < 1:
+        return {
+            "g2_missing": f"{n_parameters:,} parameters leave no degree of freedom of "
+            f"{n_patterns:,} patterns of values"
+        }
+    totals = np.broadcast_to(
+        counts.sum(axis=tuple(range(1, n_features + 1)), keepdims=True), counts.shape
+    )
+    is_present = counts > 0
+    observed = counts[is_present]
+    expected = totals[is_present] * np.exp(nats[is_present] / observed)
+    # Patterns without rows add nothing to G², and what is expected of them to χ².
+    pearson = float(((observed - expected) ** 2 / expected).sum() + n_rows - expected.sum())
+    found = {
+        "g2": 2 * float(scipy.special.rel_entr(observed, expected).sum()),
+        "pearson": pearson,
+        "pattern_df": df,
+        "n_patterns": n_patterns,
+    }
+    if n_rows < _MIN_ROWS_PER_PATTERN * n_patterns:
+        return found
+    return found | {
+        f"{name}_p": float(scipy.special.chdtrc(df, found[name])) for name in ("g2", "pearson")
     }

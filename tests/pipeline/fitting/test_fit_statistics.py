@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import scipy
 from numpy.typing import NDArray
 
 import latentbits as lb
@@ -58,6 +60,10 @@ def test_latent_classes_have_the_statistics_of_polca(name: str, n_classes: int) 
     assert found["bic"] == pytest.approx(expected["bic"], abs=2e-4)
     entropy = expected["relative entropy (1 - sum -p ln p / (N ln K))"]
     assert found["relative_entropy"] == pytest.approx(entropy, abs=1e-4)
+    assert found["g2"] == pytest.approx(expected["Gsq"], abs=1e-4)
+    assert found["pearson"] == pytest.approx(expected["Chisq"], abs=1e-3)
+    assert found["pattern_df"] == expected["resid.df"]
+    assert ("g2_p" in found) == (name == "gss82")  # 118 rows are too few for 128 patterns
 
 
 def test_items_have_the_statistics_of_mirt() -> None:
@@ -118,7 +124,7 @@ def test_frequencies_are_repeated_rows(model: str) -> None:
     by_pattern = lb.fit(weighted, model, weight="times", tol=1e-8, **MODELS[model]).statistics
     assert by_pattern["n_rows"] == by_row["n_rows"] == 300
     assert by_pattern["n_parameters"] == by_row["n_parameters"]
-    for name in ("log_likelihood", "bic", "entropy_r2"):
+    for name in ("log_likelihood", "bic", "entropy_r2", "g2"):
         assert by_pattern[name] == pytest.approx(by_row[name], rel=1e-3), name
 
 
@@ -150,6 +156,59 @@ def test_groups_have_class_sizes_of_their_own() -> None:
     assert plain["n_parameters"] == 3 * 5 + 2
     assert grouped["n_parameters"] == 3 * 5 + 2 * 2
     assert grouped["n_rows"] == 300
+
+
+def test_patterns_of_groups_are_compared_with_all_that_are_possible() -> None:
+    table = draw_table((2, 3, 2))
+    groups = np.where(np.arange(300) % 3 == 0, "north", "south")
+    levels = {"q1": range(5)}  # nobody chose the last two
+    names = ["q0", "q1", "q2"]
+    data = lb.from_numpy(
+        table.astype(float), feature_names=names, levels=levels, keep={"site": groups}
+    )
+    fitted = lb.fit(data, "bernoulli-mixture", components=2, errors="none", group="site")
+    params, found = fitted.params, fitted.statistics
+    patterns = np.stack(np.meshgrid([0, 1], [0, 1, 2], [0, 1], indexing="ij"), -1).reshape(-1, 3)
+    planes = np.column_stack(
+        [patterns[:, 0], *(patterns[:, 1] > k for k in range(4)), patterns[:, 2]]
+    )
+    g2 = pearson = 0.0
+    for site in ("north", "south"):
+        (block,) = make_memory_blocks(DenseData(planes.astype(np.uint8)))
+        block = replace(block, segment=fitted.model.structure.groups.index(site))
+        likelihood: Any = fitted.model
+        nats = likelihood.log_likelihood(params, block, RowRandom(0)).nats
+        own = table[groups == site]
+        observed = (own[:, None] == patterns).all(axis=2).sum(axis=0)
+        expected = len(own) * np.exp(nats)
+        pearson += ((observed - expected) ** 2 / expected).sum()
+        pearson += len(own) - expected.sum()  # of levels that no row has
+        g2 += 2 * scipy.special.xlogy(observed, observed / expected).sum()
+    assert found["n_patterns"] == 2 * 12
+    assert found["pattern_df"] == 2 * 11 - found["n_parameters"]
+    assert found["g2"] == pytest.approx(g2, rel=1e-6)
+    assert found["pearson"] == pytest.approx(pearson, rel=1e-6)
+
+
+MISSING: dict[str, tuple[str, dict[str, Any]]] = {
+    "values": ("1 row has missing values", {}),
+    "degrees": ("41 parameters leave no degree of freedom", {"components": 7}),
+    "covariates": ("depend on its covariates", {"covariates": ["age"]}),
+}
+
+
+@pytest.mark.parametrize("case", MISSING)
+def test_the_reason_for_a_missing_g2_is_given(case: str) -> None:
+    reason, settings = MISSING[case]
+    table = draw_table((2,) * 5)
+    if case == "values":
+        table[7, 2] = -1
+    data = from_levels(table, keep={"age": np.arange(300.0)})
+    found = lb.fit(
+        data, "bernoulli-mixture", **{"components": 2, "errors": "none", "max_iter": 5, **settings}
+    ).statistics
+    assert reason in found["g2_missing"]
+    assert "g2" not in found
 
 
 def test_survey_weights_have_a_likelihood_only() -> None:
