@@ -571,14 +571,14 @@ def _draw_votes(job: EvaluationJob, label: str) -> dict[str, NeighbourVote]:
     rows = make_row_source(job.dataset, job.split, columns=columns)
     queries = draw_labelled_rows(rows, MAX_QUERY_ROWS, label, job.dataset, *draw_arguments)
     trainings = [job.training_rows, *map(job.choose_training_rows, job.models)]
-    votes = {}
+    votes, features = {}, list_features(job.dataset)
     for key, training in {training.key: training for training in trainings}.items():
         rows = training.make_row_source(0, columns)
         references = draw_labelled_rows(
             rows, MAX_REFERENCE_ROWS, label, training.dataset, *draw_arguments
         )
         is_other_data = training.find_overlap(job.dataset, job.split) == "none"
-        votes[key] = NeighbourVote(label, queries, references, is_other_data)
+        votes[key] = NeighbourVote(label, queries, references, is_other_data, features)
     return votes
 
 
@@ -684,8 +684,6 @@ def _warn_about_codes(
         reason = "all codes are equal, or there are fewer than 11 rows"
         if not job.features:
             reason = "all features are continuous"
-        if any(feature.kind == "nominal" for feature in job.features):
-            reason = "categories of nominal features have no distance"
         return [f"neighbours are not compared: {reason}"]
     if model.training_rows is None and job.options.label is not None:
         path = job.training_rows.dataset.path

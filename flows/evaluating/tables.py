@@ -68,10 +68,10 @@ _MARK = "*"
 ModelSummary = Mapping[str, Any]
 _NEIGHBOURHOODS, _NEIGHBOUR_LABELS = "neighbourhoods", "neighbour_labels"
 _MAX_ITEMS = 30
-_BIAS_NAMES = {"odds_ratio": "odds ratio", "p_adjusted": "adjusted p", "grade": "class"}
+_BIAS_NAMES = {"odds_ratio": "odds ratio", "p_adjusted": "adjusted p"}
 _BIAS_NOTES = {
     "mantel-haenszel": "odds ratio: above 1, the item favours the first group among rows of equal "
-    "sum scores\nclass: A negligible or not significant, B moderate, C large",
+    "sum scores\ngrade: A negligible or not significant, B moderate, C large",
     "likelihood-ratio": "difference: of the probability of a one, or of the expected score as a "
     "share of the highest, between the first and the other group, averaged over the other; above "
     "0, the item favours the first\narea: its mean absolute value",
@@ -573,7 +573,7 @@ def _iter_code_header_lines(models: Sequence[ModelSummary]) -> Iterator[str]:
 
 def _make_code_table(models: Sequence[ModelSummary]) -> Table:
     labels = _select_results(models, _NEIGHBOUR_LABELS)
-    columns = [f"{labels[0]['column']} by codes", "by bits"] if labels else []
+    columns = [f"{labels[0]['column']} by codes", "by values"] if labels else []
     names = ("model", "components", "trustworthiness", "continuity", *columns)
     table = make_table(*names, left=("model",))
     for model in models:
@@ -582,7 +582,7 @@ def _make_code_table(models: Sequence[ModelSummary]) -> Table:
             model["name"],
             f"{model['n_components']}",
             *(f"{near[name]:.3f}" if near else "" for name in ("trustworthiness", "continuity")),
-            *(_format_accuracy(label, suffix) for suffix in ("", "_by_bits") if labels),
+            *(_format_accuracy(label, suffix) for suffix in ("", "_by_values") if labels),
         )
     return table
 
@@ -597,8 +597,8 @@ def _format_accuracy(result: Mapping[str, Any] | None, suffix: str) -> str:
 def _iter_code_footer_lines(models: Sequence[ModelSummary]) -> Iterator[str]:
     """Explain the columns, and give the values for chance."""
     if _select_results(models, _NEIGHBOURHOODS):
-        yield "trustworthiness: 1 if neighbours by codes are neighbours by bits; 0.5 by chance"
-        yield "continuity: 1 if neighbours by bits are neighbours by codes; 0.5 by chance"
+        yield "trustworthiness: 1 if neighbours by codes are neighbours by values; 0.5 by chance"
+        yield "continuity: 1 if neighbours by values are neighbours by codes; 0.5 by chance"
     for result in _select_results(models, _NEIGHBOUR_LABELS)[:1]:
         column, n_without = result["column"], result["rows_without"]
         share = format_share(result["commonest"], 1)

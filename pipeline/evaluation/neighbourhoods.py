@@ -1,13 +1,15 @@
 """How well latent codes preserve neighbourhoods and the labels of neighbouring rows.
 
 All pairs of rows are compared, so large datasets are sampled first. Distances between codes are
-Euclidean. Distances between bits are Hamming distances; if values are missing, they are the share
-of differing values among the features observed in both rows. Ties go to the earlier row.
+Euclidean. Those between values are Hamming distances if all features are binary, and else the mean
+over features of 0 or 1 for equal or different categories, and of the difference of levels or
+numbers divided by the largest one (J. C. Gower, Biometrics 27, 1971). They are over the features
+that are observed in both rows. Ties go to the earlier row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -18,11 +20,13 @@ from scipy.spatial.distance import cdist
 
 from pipeline.arrays import Array, Indices
 from pipeline.data.blocks import BinaryBlock, RowSource, pack_block
+from pipeline.data.features import Feature, are_binary, find_continuous
 from pipeline.errors import FitError
 from pipeline.evaluation.evaluate import EvaluatedModel
 from pipeline.evaluation.prediction import HasLabels, name_labels
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress, ignore_progress
+from pipeline.inference.orientation import read_values
 from pipeline.inference.transform import cast_for_storage, iter_portions
 from pipeline.models.base import Model
 from pipeline.numerics.graphs.kernel_components import compute_squared_distances
@@ -50,6 +54,7 @@ MAX_QUERY_ROWS, MAX_REFERENCE_ROWS = 2000, 20_000
 NO_PART = -1
 """Part of a row that may have any other row as its neighbour."""
 _PAIRS_AT_ONCE = 1 << 20
+_DECIMALS = 9
 
 
 class SampledRows(NamedTuple):
@@ -197,13 +202,14 @@ class NeighbourVote:
 
     `column` is the column of the labels. The labels of `queries` are predicted; `references` vote.
     If `is_other_data`, the references are from other data, so that equal row numbers are different
-    rows.
+    rows. `features` may be empty if all are binary.
     """
 
     column: str
     queries: SampledRows
     references: SampledRows
     is_other_data: bool
+    features: tuple[Feature, ...] = ()
 
     @property
     def n_neighbors(self) -> int:
@@ -218,23 +224,38 @@ class NeighbourVote:
         return min(N_NEIGHBORS, n_references - 1)
 
     @cached_property
-    def accuracy_by_bits(self) -> float:
-        """Share of labels predicted correctly from the rows with the nearest bits."""
+    def accuracy_by_values(self) -> float:
+        """Share of labels predicted correctly from the rows with the nearest values."""
+        queries, references = self.queries.block, self.references.block
+        if not are_binary(self.features):
+            own, others = (read_values(rows, self.features) for rows in (queries, references))
+            compute = partial(compute_value_distances, others=others, features=self.features)
+            return self._score_nearest(own, len(others), compute)
         search = NearestRowSearch("hamming", self.n_neighbors, include_self=self.is_other_data)
-        nearest = search(self.queries.block, self.references.block, None)
-        return self._vote_accuracy(np.searchsorted(self.references.block.rows, nearest["indices"]))
+        nearest = search(queries, references, None)
+        return self._vote_accuracy(np.searchsorted(references.rows, nearest["indices"]))
 
     def score_codes(self, query_codes: Array, reference_codes: Array) -> float:
         """Return the share of labels predicted correctly from the rows with the nearest codes.
 
         The codes are (n_queries, n_components) and (n_references, n_components).
         """
+        compute = partial(cdist, XB=reference_codes, metric="sqeuclidean")
+        return self._score_nearest(query_codes, len(reference_codes), compute)
+
+    def _score_nearest(
+        self,
+        queries: NDArray[Any],
+        n_references: int,
+        compute_distances: Callable[[NDArray[Any]], Array],
+    ) -> float:
+        """Return the share of labels predicted correctly; distances are to all references."""
         own_places = self._find_own_places()
-        size = max(1, _PAIRS_AT_ONCE // len(reference_codes))
+        size = max(1, _PAIRS_AT_ONCE // n_references)
         neighbours = []
-        for start in range(0, len(query_codes), size):
+        for start in range(0, len(queries), size):
             part = slice(start, start + size)
-            distances = cdist(query_codes[part], reference_codes, "sqeuclidean")
+            distances = compute_distances(queries[part])
             neighbours.append(find_nearest_places(distances, self.n_neighbors, own_places[part]))
         return self._vote_accuracy(np.concatenate(neighbours))
 
@@ -275,10 +296,8 @@ def describe_code_quality(
     """
     run = (executor, seed, progress)
     description = {}
-    has_distances = all(feature.kind != "nominal" for feature in subject.features)
-    if has_distances and (
-        neighbourhoods := describe_neighbourhoods(sample, code_rows(subject, sample, *run))
-    ):
+    codes = code_rows(subject, sample, *run)
+    if neighbourhoods := describe_neighbourhoods(sample, codes, subject.features):
         description["neighbourhoods"] = neighbourhoods
     if vote is None:
         return description
@@ -291,34 +310,82 @@ def describe_code_quality(
     return description
 
 
+def compute_value_distances(
+    values: NDArray[np.float32], others: NDArray[np.float32], features: Sequence[Feature]
+) -> Array:
+    """Return Gower's distance of every pair of rows, (n_rows, n_others).
+
+    Values are those of `read_values`, (n_rows, n_features) and (n_others, n_features). Numbers are
+    divided by the range of the others. Distances are infinite if no feature is observed in both.
+    """
+    weights, planes, masks = zip(*map(partial(_split, features), (values, others)), strict=True)
+    # Bits are 0 unless observed, so |a − b| = a m' + m b − 2 a b where both are observed.
+    left = np.hstack([planes[0] * weights[0], masks[0]])
+    distances = left @ np.hstack([masks[1] - 2 * planes[1], planes[1] * weights[1]]).T
+    is_observed, is_other_observed = np.isfinite(values), np.isfinite(others)
+    n_common = is_observed.astype(np.float64) @ is_other_observed.T.astype(np.float64)
+    for k in find_continuous(features):
+        seen = others[is_other_observed[:, k], k].astype(np.float64)
+        difference = abs(np.subtract.outer(values[:, k].astype(np.float64), others[:, k]))
+        if len(seen) and np.ptp(seen) > 0:
+            distances += np.nan_to_num(difference / np.ptp(seen))
+    distances = np.round(distances, _DECIMALS)  # so that equal distances are ties
+    return np.divide(distances, n_common, out=np.full_like(distances, np.inf), where=n_common > 0)
+
+
+def _split(features: Sequence[Feature], values: NDArray[np.float32]) -> tuple[Array, Array, Array]:
+    """Return a weight of each plane, and its bits and mask, (n_rows, n_planes), as numbers.
+
+    A category is a plane of weight 1/2, as two of them differ. The n planes of levels have 1/n.
+    """
+    bits, masks, weights = [np.empty((len(values), 0))], [np.empty((len(values), 0))], [np.empty(0)]
+    for feature, own in zip(features, values.T, strict=True):
+        steps = np.arange(len(feature.levels))
+        is_nominal = feature.kind == "nominal"
+        own_bits = own[:, None] == steps if is_nominal else own[:, None] >= steps[1:]
+        bits.append(own_bits.astype(np.float64))
+        n_bits = own_bits.shape[1]
+        masks.append(np.repeat(np.isfinite(own)[:, None], n_bits, 1).astype(np.float64))
+        weights.append(np.full(n_bits, 0.5 if is_nominal else 1 / max(1, len(steps) - 1)))
+    return np.concatenate(weights), np.hstack(bits), np.hstack(masks)
+
+
 def has_distinct_codes(codes: Array) -> bool:
     """Return whether codes differ; if all are equal, no row is nearer than another."""
     return bool((codes != codes[:1]).any())
 
 
-def describe_neighbourhoods(sample: SampledRows, codes: Array) -> dict[str, Any]:
-    """Compare the neighbourhoods in code space with those in the bits.
+def describe_neighbourhoods(
+    sample: SampledRows, codes: Array, features: Sequence[Feature] = ()
+) -> dict[str, Any]:
+    """Compare the neighbourhoods in code space with those by values.
+
+    `features` may be empty if all are binary.
 
     Returns
     -------
     dict
         `n_neighbors`; the number of `rows` in the sample and the number `of` rows it was drawn
-        from; `trustworthiness`, 1 if all neighbours in code space are also neighbours in the bits,
-        0.5 by chance; `continuity`, the same with codes and bits exchanged. Empty if all codes are
-        equal, there are fewer than 11 rows, or all features are continuous.
+        from; `trustworthiness`, 1 if all neighbours in code space are also neighbours by values,
+        0.5 by chance; `continuity`, the same with codes and values exchanged. Empty if all codes
+        are equal, there are fewer than 11 rows, or all features are continuous.
     """
     n = sample.block.n_samples
     if n <= 2 * N_NEIGHBORS or not sample.block.n_features or not has_distinct_codes(codes):
         return {}
-    bits = sample.block.to_packed_rows()
-    by_bits = compute_squared_distances(bits, bits)
+    if are_binary(features):
+        bits = sample.block.to_packed_rows()
+        by_values = compute_squared_distances(bits, bits)
+    else:
+        values = read_values(sample.block, features)
+        by_values = compute_value_distances(values, values, features)
     by_codes = cdist(codes, codes, "sqeuclidean")
     return {
         "n_neighbors": N_NEIGHBORS,
         "rows": n,
         "of": sample.n_rows,
-        "trustworthiness": trustworthiness(by_bits, by_codes, N_NEIGHBORS),
-        "continuity": trustworthiness(by_codes, by_bits, N_NEIGHBORS),
+        "trustworthiness": trustworthiness(by_values, by_codes, N_NEIGHBORS),
+        "continuity": trustworthiness(by_codes, by_values, N_NEIGHBORS),
     }
 
 
@@ -335,15 +402,15 @@ def describe_vote(
         `n_neighbors` that vote, where the nearest one decides a tie; the number of query `rows` and
         the number `of` rows they were drawn from; the number of reference rows (`neighbours`) and
         the number of rows they were drawn from (`neighbours_of`); `accuracy` and its
-        `standard_error`; the same for Hamming distances between bits (`accuracy_by_bits`,
-        `standard_error_by_bits`); and the share of the most frequent label (`commonest`). Empty if
-        all codes are equal.
+        `standard_error`; the same for distances between values (`accuracy_by_values`,
+        `standard_error_by_values`); and the share of the most frequent label (`commonest`). Empty
+        if all codes are equal.
     """
     if not has_distinct_codes(reference_codes):
         return {}
     queries, references = vote.queries, vote.references
     n = queries.block.n_samples
-    accuracy, by_bits = vote.score_codes(query_codes, reference_codes), vote.accuracy_by_bits
+    accuracy, by_values = vote.score_codes(query_codes, reference_codes), vote.accuracy_by_values
     _, counts = np.unique(queries.labels, return_counts=True)
     return {
         "n_neighbors": vote.n_neighbors,
@@ -353,8 +420,8 @@ def describe_vote(
         "neighbours_of": references.n_rows,
         "accuracy": accuracy,
         "standard_error": _standard_error(accuracy, n),
-        "accuracy_by_bits": by_bits,
-        "standard_error_by_bits": _standard_error(by_bits, n),
+        "accuracy_by_values": by_values,
+        "standard_error_by_values": _standard_error(by_values, n),
         "commonest": int(counts.max()) / n,
     }
 

@@ -100,7 +100,7 @@ def test_models_are_compared_with_each_other_and_with_simple_ones(
         near, told = by_name[name]["neighbourhoods"], by_name[name]["neighbour_labels"]
         assert 0.6 < min(near["trustworthiness"], near["continuity"]) < 1
         assert (told["rows"], told["rows_without"], told["neighbours"]) == (499, 1, 499)
-        assert told["commonest"] < min(told["accuracy"], told["accuracy_by_bits"]) - 0.1
+        assert told["commonest"] < min(told["accuracy"], told["accuracy_by_values"]) - 0.1
     held_out = {name: model["held_out"] for name, model in by_name.items() if "held_out" in model}
     assert {*held_out} == {mixture, "independent features", "mixture of 20"}
     assert held_out[mixture]["wrong_values"] < flat["held_out"]["wrong_values"] - 0.05
@@ -200,7 +200,7 @@ def test_rows_of_a_dataset_of_their_own_are_judged_by_what_was_fitted_to_others(
         fitted_rows = {name: one["rows_fitted"] for name, one in by_name.items()}
         head = capsys.readouterr().out.split("\nmodel ")[0].splitlines()[1:]
         told = by_name[model]["neighbour_labels"]
-        assert told["accuracy_by_bits"] > 0.8  # the texts are the same, their codes are not
+        assert told["accuracy_by_values"] > 0.8  # the texts are the same, their codes are not
         elsewhere = f"so neighbours come from {dataset}" in str(by_name[model]["warnings"])
         assert elsewhere == (fitted_rows[model] == "unknown")
         return fitted_rows, head, by_name["independent features"]["log_likelihood"]

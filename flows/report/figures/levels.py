@@ -120,7 +120,7 @@ def _select_rows(values: Array, features: Sequence[Feature]) -> list[int]:
     firsts = np.cumsum(count_levels(features)) - count_levels(features)
     differences = np.add.reduceat(np.ptp(values, axis=0), firsts)
     largest = np.argsort(-differences, kind="stable")
-    n_rows = np.cumsum([len(f.levels) if f.kind == "nominal" else 1 for f in features])
+    n_rows = np.cumsum([len(f.levels) if f.is_nominal else 1 for f in features])
     n_rows = np.cumsum(np.diff(n_rows, prepend=0)[largest])
     return sorted(largest[(n_rows <= _MAX_BARS) | (np.arange(len(largest)) == 0)].tolist())
 
@@ -135,7 +135,7 @@ def _plot_bars(
     words = read_vocabulary(artifact.manifest)
     left, right, names, colours, rows = [], [], list[str](), [], []
     for feature, part in zip(features, parts, strict=True):
-        n_levels, is_nominal = len(feature.levels), feature.kind == "nominal"
+        n_levels, is_nominal = len(feature.levels), feature.is_nominal
         ends = part if is_nominal else np.cumsum(part)
         right.append(ends)
         left.append(ends - part)
@@ -158,10 +158,10 @@ def _plot_bars(
         facts=facts,
     )
     x, y = make_axis(0.0, 1.0, "P(level)"), make_name_axis(names, is_down=True)
-    common = {feature.levels for feature in features if feature.kind == "ordinal"}
-    keys: tuple[LegendKey, ...] = ()
-    if any(feature.kind != "nominal" for feature in features):
-        keys = _make_keys(common.pop() if len(common) == 1 else _EDGE_TEXTS)
+    by_level = [feature for feature in features if not feature.is_nominal]
+    common = {feature.levels for feature in by_level if feature.kind == "ordinal"}
+    common = common or {feature.levels for feature in by_level}
+    keys = _make_keys(common.pop() if len(common) == 1 else _EDGE_TEXTS[: 2 * bool(by_level)])
     note = ""
     if "weights" in artifact and artifact.dims("weights") == ("component",):
         note = f"{format_share(artifact['weights'][k], 1)} of the rows. "

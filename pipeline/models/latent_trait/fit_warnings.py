@@ -136,6 +136,7 @@ def warn_about_reversed_items(
     n = len(reversed_items)
     subject = "1 item points" if n == 1 else f"{n} items point"
     text = f"{subject} the other way than the other {n_clear - n}: {{features}}"
-    text += f". To reverse {'it' if n == 1 else 'them'}, {{reverse={FEATURES}}}"
+    text += f". In a questionnaire, {{reverse={FEATURES}}}; in a test, check the key; "
+    text += "roll calls may point either way"
     indices = tuple(reversed_items.tolist())
     return [FitWarning(text, tuple(names[k] for k in indices) if names else indices)]

@@ -11,12 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from pipeline.data.features import Feature
 from pipeline.errors import FitError
 from pipeline.evaluation.evaluate import EvaluatedModel
 from pipeline.evaluation.neighbourhoods import (
     NeighbourVote,
     SampledRows,
     code_rows,
+    compute_value_distances,
     describe_neighbourhoods,
     describe_vote,
     draw_dataset_rows,
@@ -111,7 +113,7 @@ def test_votes_are_those_of_a_plain_loop(apart: bool, n_fitted: int) -> None:
     sides = [DATA.take_rows(drawn.block.rows) for drawn in (judged, fitted)]
     by_codes = ((codes[0][:, None] - codes[1]) ** 2).sum(axis=2)
     rows = fitted.block.rows.tolist()
-    for name, far in (("", by_codes), ("_by_bits", all_distances("hamming", *sides))):
+    for name, far in (("", by_codes), ("_by_values", all_distances("hamming", *sides))):
         right = 0
         for i, row in enumerate(judged.block.rows):
             own = rows.index(row) if row in rows and not apart else None
@@ -123,6 +125,34 @@ def test_votes_are_those_of_a_plain_loop(apart: bool, n_fitted: int) -> None:
     assert (found["n_neighbors"], found["rows"], found["of"]) == (k, 30, 90)
     assert (found["neighbours"], found["neighbours_of"]) == (n_fitted, 90)
     assert found["commonest"] == Counter(judged.labels.tolist()).most_common(1)[0][1] / 30
+
+
+def test_distances_of_values_are_those_of_gower() -> None:
+    """Against a plain loop over features."""
+    features = [
+        Feature("a"),
+        Feature("b", tuple("vwxyz"), is_nominal=True),
+        Feature("c", ("1", "2", "3", "4")),
+        Feature("d", ()),
+    ]
+    rng = np.random.default_rng(8)
+    values = np.column_stack(
+        [*(rng.integers(0, n, 40) for n in (2, 5, 4)), rng.normal(size=40)]
+    ).astype(np.float32)
+    values[rng.random(values.shape) < 0.2] = np.nan
+    values[0] = np.nan
+    own, others = values[:12], values[5:]
+    span = np.nanmax(others[:, 3]) - np.nanmin(others[:, 3])
+    expected = np.full((12, 35), np.inf)
+    for i, x in enumerate(own):
+        for j, y in enumerate(others):
+            parts = [abs(x[0] - y[0]), float(x[1] != y[1]), abs(x[2] - y[2]) / 3]
+            parts.append(abs(float(x[3]) - float(y[3])) / span)
+            seen = [p for p, a, b in zip(parts, x, y, strict=True) if np.isfinite(a + b)]
+            if seen:
+                expected[i, j] = np.mean(seen)
+    found = compute_value_distances(own, others, features)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_neighbourhoods_are_of_bits_that_were_observed() -> None:

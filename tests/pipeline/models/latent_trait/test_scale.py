@@ -69,8 +69,8 @@ def test_the_slopes_of_one_trait_have_a_positive_sum() -> None:
         assert fitted.params.weights[4, 0] < 0
         (warning,) = [text for text in fitted.warnings if "other way" in text]
         assert warning == (
-            "1 item points the other way than the other 4: 'q4'. To reverse it, fit with "
-            'reverse="q4"'
+            "1 item points the other way than the other 4: 'q4'. In a questionnaire, fit with "
+            'reverse="q4"; in a test, check the key; roll calls may point either way'
         )
 
 
