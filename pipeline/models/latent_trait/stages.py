@@ -402,8 +402,9 @@ def _add_own_nodes(
     own = {
         "own_nodes": np.array(numbers[place + 1]),
         "coarse": np.array(statistics.objective),
-        "change": np.array(statistics.objective - float(working.get("coarse", np.nan))),
     }
+    if "coarse" in working:
+        own["change"] = np.array(statistics.objective - float(working["coarse"]))
     return replace(state, working={**working, **own})
 
 

@@ -16,9 +16,13 @@ from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.fit_pass import collect_pass_statistics
 from pipeline.fitting.loop import collect_first_statistics, fit_model, initialize_fit
 from pipeline.models.latent_trait.model import LatentTrait
+from pipeline.models.latent_trait.params import make_params
+from pipeline.models.latent_trait.stages import NodeGrid, begin_finer_stage
 from pipeline.models.state import FitState
+from pipeline.numerics.logistic.centred_nodes import CENTRED_NODES_PER_AXIS
 from pipeline.numerics.logistic.latent_nodes import gauss_hermite
 from pipeline.random import RowRandom
+from pipeline.statistics.sums import Sums
 from tests.support.data import find_shared_data
 from tests.support.strategies import DenseData, make_memory_rows
 
@@ -94,6 +98,19 @@ def test_own_nodes_keep_slopes_equal() -> None:
     assert np.ptp(own.params.weights) < 1e-12
     np.testing.assert_allclose(own.params.weights, on_grid.params.weights, rtol=1e-5)
     np.testing.assert_allclose(own.params.offsets, on_grid.params.offsets, atol=1e-4)
+
+
+def test_stages_of_own_nodes_can_be_stored_in_a_checkpoint() -> None:
+    numbers = CENTRED_NODES_PER_AXIS[1]
+    nodes = NodeGrid(21, 1).make_working_state()
+    own = {"has_own_nodes": np.array(1), "own_nodes": np.array(numbers[0])}
+    state = FitState(make_params(np.ones((30, 1)), np.zeros(30)), working=nodes | own)
+    for stage in range(1, len(numbers)):
+        finer = begin_finer_stage(state, Sums(9, 9.0, -90.0 / 3**stage, {}), (), False)
+        assert finer is not None
+        state = finer
+        assert int(state.working["own_nodes"]) == numbers[stage]
+        assert all(np.isfinite(values).all() for values in state.working.values())
 
 
 @pytest.mark.matrix
