@@ -470,5 +470,10 @@ def _find_row(row: Any, codes: LatentCodes, names: Sequence[Any] | None) -> int:
         raise FitError(f"There are {len(texts):,} {{names}}, but {n:,} rows. Pass one per row.")
     if (count := texts.count(str(row))) != 1:
         hint = format_suggestion(str(row), texts) if not count else " Pass its place instead."
+        if n_missing := 0 if count else sum(name is None or name != name for name in names):
+            hint += (
+                f" {n_missing} of the names are missing: pandas takes texts such as None and NA "
+                "for missing ones, unless it reads with keep_default_na=False."
+            )
         raise FitError(f"{count} rows have the name {str(row)!r}.{hint}")
     return texts.index(str(row))

@@ -524,9 +524,12 @@ def _check_same_columns(first: Any, other: Any) -> None:
     for attribute in ("feature_names", "column_names"):
         names, other_names = getattr(first, attribute), getattr(other, attribute)
         if differ := sorted(set(names) ^ set(other_names)):
+            more = f" and {len(differ) - 5:,} more" if len(differ) > 5 else ""
             raise DataError(
                 f"{other.path}: the columns are not the same as in {first.path}: "
-                f"{', '.join(map(str, differ[:5]))}. All sources must have the same columns."
+                f"{', '.join(map(str, differ[:5]))}{more}. All sources must have the same columns. "
+                "If each has features of its own, ingest one, and the next with --append "
+                "--new-features add --absent-features missing."
             )
     levels, other_levels = first.feature_levels, other.feature_levels
     if levels != other_levels:

@@ -330,7 +330,9 @@ def compute_value_distances(
         if len(seen) and np.ptp(seen) > 0:
             distances += np.nan_to_num(difference / np.ptp(seen))
     distances = np.round(distances, _DECIMALS)  # so that equal distances are ties
-    return np.divide(distances, n_common, out=np.full_like(distances, np.inf), where=n_common > 0)
+    means = np.full_like(distances, np.inf)
+    np.divide(distances, n_common, out=means, where=n_common > 0)
+    return means
 
 
 def _split(features: Sequence[Feature], values: NDArray[np.float32]) -> tuple[Array, Array, Array]:

@@ -72,8 +72,8 @@ def add_fit_statistics(
         elif values["n_sampled"]:
             reason = "the rows have sampling weights"
         else:
-            tables = (values[name].reshape(shape) for name in ("pattern_rows", "pattern_nats"))
-            own |= describe_patterns(*tables, n_parameters)
+            counts, nats = values["pattern_rows"], values["pattern_nats"]
+            own |= describe_patterns(counts.reshape(shape), nats.reshape(shape), n_parameters)
     if reason:
         own["g2_missing"] = reason
     if "mass" in sums.values:

@@ -142,7 +142,9 @@ _OTHER_FORMATS = {
     "latentbits.from_numpy(h5py.File({0!r})[NAME], path={1!r}).",
     (".feather", ".arrow", ".ipc"): _READ_AS_FRAME.replace("READ", "read_feather({0!r})"),
     (".json",): _READ_AS_FRAME.replace("READ", "read_json({0!r})"),
-    (".jsonl", ".ndjson"): _READ_AS_FRAME.replace("READ", "read_json({0!r}, lines=True)"),
+    (".jsonl", ".jsonlines", ".ndjson"): _READ_AS_FRAME.replace(
+        "READ", "read_json({0!r}, lines=True)"
+    ),
     (".orc",): _READ_AS_FRAME.replace("READ", "read_orc({0!r})"),
     (".sas7bdat", ".xpt"): _READ_AS_FRAME.replace("READ", "read_sas({0!r})"),
     (".por",): _READ_AS_FRAME.replace("READ", "read_spss({0!r})"),

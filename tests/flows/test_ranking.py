@@ -98,6 +98,8 @@ def test_a_contrast_takes_codes_names_or_answers(fitted, rows: pd.DataFrame) -> 
             lb.contrast(*arguments)
     with pytest.raises(FitError, match=r"0 rows have the name 'm500'\. Did you mean 'm50'"):
         lb.contrast(codes, "m500", "m3", names=rows["model"])
+    with pytest.raises(FitError, match="2 of the names are missing: pandas"):
+        lb.contrast(codes, "None", "m3", names=[np.nan, np.nan, *rows["model"][2:]])
     answered = rows[NAMES].head(N_ROWS - 1)
     for kind in ("wle", "sum"):
         scores = lb.transform(fit, answered, scores=kind)
