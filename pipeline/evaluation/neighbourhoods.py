@@ -330,7 +330,7 @@ def compute_value_distances(
         if len(seen) and np.ptp(seen) > 0:
             distances += np.nan_to_num(difference / np.ptp(seen))
     distances = np.round(distances, _DECIMALS)  # so that equal distances are ties
-    means = np.full_like(distances, np.inf)
+    means: Array = np.full(distances.shape, np.inf)
     np.divide(distances, n_common, out=means, where=n_common > 0)
     return means
 
