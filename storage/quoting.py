@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 RAW_OPTIONS = frozenset({"drop", "keep", "missing"})
 """Options whose values are taken as they are."""
-MISSING_TOKENS = frozenset({"", "?", "na", "n/a", "nan", "none", "null"})
-"""Words that mean missing; compared without regard to case."""
 _MARKS = ",:<="
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 _PIECE = re.compile(rf"\s*{_QUOTED.pattern}\s*(?=[{_MARKS}]|$)|[^{_MARKS}]*")

@@ -23,6 +23,8 @@ TOP_LEVEL = {
     *("pyproject.toml", "constraints.txt", "README.md", "LICENSE", "CHANGELOG.md"),
     *("CITATION.cff", "CONTRIBUTING.md", "MANIFEST.in", "SECURITY.md"),
 }
+SHARED = "pipeline.words"
+"""It imports nothing, so that `storage` may import it too."""
 FORBIDDEN = {
     "flows": {"latentbits", "tests"},
     "pipeline": {"prefect", "zarr", "storage", "flows", "latentbits", "tests"},
@@ -34,7 +36,7 @@ PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 
 # Within `pipeline`, from the ground up: a package imports only those on its line or above.
 LAYERS = (
-    {"errors", "random", "params", "arrays"},
+    {"errors", "random", "params", "arrays", "words"},
     {"executors"},
     {"numerics"},
     {"data"},
@@ -49,7 +51,7 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 class FoundImport(NamedTuple):
-    """An imported top-level package, and the function or condition that it happens in."""
+    """An imported top-level package or `SHARED`, and the function or condition around it."""
 
     package: str
     scope: str
@@ -61,7 +63,8 @@ def iter_imports(tree: ast.AST, scope: str = "") -> Iterator[FoundImport]:
         if isinstance(node, ast.Import):
             yield from (FoundImport(name.name.partition(".")[0], scope) for name in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            yield FoundImport((node.module or "").partition(".")[0], scope)
+            module = node.module or ""
+            yield FoundImport(SHARED if module == SHARED else module.partition(".")[0], scope)
         elif not isinstance(node, ast.expr):
             yield from iter_imports(node, _scope(node, scope))
 
@@ -181,6 +184,11 @@ def test_imports_keep_the_rule() -> None:
     assert [(format_path(path), *one) for path, one in found if not is_allowed(path, one)] == []
 
 
+def test_what_storage_shares_with_pipeline_imports_nothing() -> None:
+    imports = summarize_file(MODULES[SHARED]).imports
+    assert {found.package for found in imports} == {"__future__"}
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -270,7 +278,8 @@ def test_a_fresh_interpreter_loads_only_what_is_needed(package: str, unwanted: s
         f"package = importlib.import_module({package!r})\n"
         "for module in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):\n"
         "    importlib.import_module(module.name)\n"
-        "print(*{name.partition('.')[0] for name in sys.modules})"
+        f"others = {{*sys.modules}} - {{'pipeline', {SHARED!r}}}\n"
+        "print(*{name.partition('.')[0] for name in others})"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True

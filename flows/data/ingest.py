@@ -29,6 +29,7 @@ from flows.data.columns import (
 from flows.running.resources import keep_freed_memory
 from pipeline.executors.base import iter_results_in_order
 from pipeline.executors.progress import Progress, ignore_progress
+from pipeline.words import BITS_BY_WORD
 from storage.dataset.batches import RowBatch, count_bits
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.dataset.feature_levels import BINARY_LEVELS, MAX_LEVELS, format_levels
@@ -65,7 +66,7 @@ from storage.sources import (
     open_source,
     select_occurring_levels,
 )
-from storage.sources.value_codes import BITS_BY_WORD, MISSING, ValueMap
+from storage.sources.value_codes import MISSING, ValueMap
 from storage.stores.locations import MANIFEST_NAME, AnyPath
 
 _DEFAULT_ROLES = ColumnRoles()

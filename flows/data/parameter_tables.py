@@ -15,8 +15,8 @@ from flows.data.datasets import load_fitted_model
 from pipeline.errors import find_similar
 from pipeline.fitting.prepare import PatternTable
 from pipeline.models.known_items import KnownItems, get_fitted_items, parse_known_items
+from pipeline.words import is_missing_word
 from storage.errors import DataError
-from storage.quoting import MISSING_TOKENS
 from storage.sources.text import read_text
 from storage.sources.value_codes import parse_bit
 from storage.stores.local_path import check_is_no_pipe, check_local_path
@@ -116,12 +116,11 @@ def read_known_items(name: str) -> KnownItems:
     columns = read_parameter_table(path, "items")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     for column in columns.keys() - {"feature"}:
-        columns[column] = [None if _is_missing(value) else value for value in columns[column]]
+        columns[column] = [
+            None if isinstance(value, str) and is_missing_word(value) else value
+            for value in columns[column]
+        ]
     return parse_known_items(columns, str(path.resolve()), digest)
-
-
-def _is_missing(value: Any) -> bool:
-    return isinstance(value, str) and value.lower() in MISSING_TOKENS
 
 
 def parse_scales(
@@ -220,7 +219,7 @@ def parse_pattern(
 
 
 def _parse_mark(place: str, item: str, mark: Any) -> bool:
-    if mark is None or _is_missing(str(mark).strip()):
+    if mark is None or is_missing_word(str(mark)):
         return False
     if (bit := parse_bit(str(mark))) is None:
         raise DataError(

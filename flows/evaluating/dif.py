@@ -33,8 +33,8 @@ from pipeline.numerics.logistic.information import find_reversed_items
 from pipeline.passes.map_reduce import collect_statistics
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
+from pipeline.words import is_missing_word
 from storage.errors import DataError
-from storage.quoting import MISSING_TOKENS
 
 Array = NDArray[np.float64]
 
@@ -97,7 +97,7 @@ def find_dif_groups(
         choices = "two" if limit == 2 else f"2 to {limit}"
         hint = ", or use {dif_test=likelihood-ratio}" if 2 < len(values) <= _MAX_GROUPS else ""
         listed = name_labels(values, column, dataset) if len(values) <= _MAX_LISTED else ()
-        if words := [name for name in listed if name.lower() in MISSING_TOKENS]:
+        if words := [name for name in listed if is_missing_word(name)]:
             hint += (
                 f". {words[0]!r} is a text in such columns: if it means missing, ingest the data "
                 "with empty cells instead"

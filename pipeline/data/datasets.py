@@ -27,6 +27,7 @@ from pipeline.data.tables import BinaryTable, join_tables
 from pipeline.data.weights import ColumnPart, RowWeights, weigh_rows
 from pipeline.errors import FitError
 from pipeline.numerics.bits import kernels
+from pipeline.words import is_missing_word
 
 IN_MEMORY = "<memory>"
 """Path of datasets in memory in manifests."""
@@ -353,7 +354,8 @@ class MemoryDataset(ResultDisplayMixin):
         """Return the number of each text of a column, and NaN for code -1, (n_texts + 1,)."""
         numbers = []
         for text in self.levels[name]:
-            if (number := parse_number(text)) is None:
+            number = np.nan if is_missing_word(text) else parse_number(text)
+            if number is None:
                 raise FitError(
                     f"Column {name!r} contains the text {text!r}, which is not a number. Choose a "
                     "column of numbers, or ingest it again with empty cells where values are "

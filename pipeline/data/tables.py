@@ -25,15 +25,11 @@ from pipeline.data.batches import (
 )
 from pipeline.data.features import BINARY_LEVELS, MAX_LEVELS, parse_number
 from pipeline.errors import FitError, format_suggestion, quote_name
+from pipeline.words import BITS_BY_WORD
 
 if TYPE_CHECKING:
     import narwhals as nw
 
-BITS_BY_WORD = {
-    **dict.fromkeys(("yes", "yea", "aye", "true", "ja", "oui", "si", "sí", "correct"), 1),
-    **dict.fromkeys(("no", "nay", "false", "nein", "non", "incorrect", "wrong"), 0),
-}
-"""Words that are read as bits, in lower case; the same as in `storage.sources.value_codes`."""
 _SPLIT = "split"
 _NUMERIC_KINDS = "biuf"
 _OTHER_KINDS = "cmM"

@@ -31,7 +31,7 @@ from pipeline.data.features import (
     split_values,
 )
 from pipeline.data.matching import get_fitted_segments
-from pipeline.data.tables import BITS_BY_WORD, is_missing, name_level
+from pipeline.data.tables import is_missing, name_level
 from pipeline.errors import FitError, format_suggestion
 from pipeline.executors.base import limit_blas_threads
 from pipeline.inference.transform import iter_portions
@@ -40,6 +40,7 @@ from pipeline.models.capabilities import HasLogLikelihood
 from pipeline.models.registry import find_models
 from pipeline.params import get_array
 from pipeline.random import RowRandom
+from pipeline.words import BITS_BY_WORD
 
 Assignment = Mapping[int, float]
 """Levels counted from 0, or numbers of continuous features, by the index of the feature."""

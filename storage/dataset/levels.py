@@ -18,6 +18,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
+from pipeline.words import is_missing_word
 from storage.dataset.tables import make_damaged_dataset_error
 from storage.errors import DataError
 from storage.format.schema import (
@@ -27,7 +28,7 @@ from storage.format.schema import (
     make_levels_spec,
     open_checked_array,
 )
-from storage.quoting import MISSING_TOKENS, parse_float
+from storage.quoting import parse_float
 from storage.stores.locations import AnyPath, checksum
 
 if TYPE_CHECKING:
@@ -179,13 +180,11 @@ class Levels:
     def parse_numbers(self, codes: NDArray[Any]) -> NDArray[np.float64]:
         """Return the number that each code's text states, (n,); NaN if it means missing.
 
-        The texts of `MISSING_TOKENS`, such as NA, are missing among numbers only: elsewhere, they
-        may be names.
+        Words such as NA are missing among numbers only: elsewhere, they may be names.
         """
         distinct, places = np.unique(codes, return_inverse=True)
         texts = self.decode(distinct)
-        are_missing = [text.strip().lower() in MISSING_TOKENS for text in texts]
-        numbers = [np.nan if m else parse_float(t) for t, m in zip(texts, are_missing, strict=True)]
+        numbers = [np.nan if is_missing_word(text) else parse_float(text) for text in texts]
         if None in numbers:
             text = texts[numbers.index(None)]
             raise DataError(

@@ -12,12 +12,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet
 from numpy.typing import NDArray
 
+from pipeline.words import MISSING_WORDS
 from storage.dataset.batches import RowBatch, make_full_mask, slice_bits
 from storage.dataset.chunks import Bytes
 from storage.dataset.feature_levels import MAX_LEVELS
 from storage.errors import DataError
 from storage.format.schema import MISSING_INTEGER
-from storage.quoting import MISSING_TOKENS, parse_float, quote_prefix, quote_raw
+from storage.quoting import parse_float, quote_prefix, quote_raw
 from storage.sources.base import Source, check_integers
 from storage.sources.ordered_levels import check_same_order, make_level_map, merge_orders
 from storage.sources.value_codes import (
@@ -273,7 +274,7 @@ def _parse_numbers(column: pa.Array, options: ReadOptions) -> NDArray[Any]:
         column = column.dictionary_decode()
     if is_text(column.type):
         plain = pc.utf8_trim_whitespace(column.cast(pa.string()))
-        words = pa.array(sorted(MISSING_TOKENS)), pa.array(options.missing, pa.string())
+        words = pa.array(sorted(MISSING_WORDS)), pa.array(options.missing, pa.string())
         absent = pc.or_(pc.is_in(pc.utf8_lower(plain), words[0]), pc.is_in(plain, words[1]))
         plain = pc.if_else(absent, pa.scalar(None, pa.string()), plain)
         try:
@@ -346,7 +347,7 @@ def make_csv_word_options(options: ReadOptions, value_map: ValueMap | None) -> d
 
 def _list_missing_words(options: ReadOptions, value_map: ValueMap | None) -> list[str]:
     """List the spellings of missing values that Arrow may recognise."""
-    usual = [word for token in MISSING_TOKENS for word in _list_spellings(token)]
+    usual = [word for token in MISSING_WORDS for word in _list_spellings(token)]
     mapped = [
         word for value in (value_map.words if value_map else ()) for word in _list_spellings(value)
     ]

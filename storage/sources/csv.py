@@ -14,6 +14,7 @@ import pyarrow.compute
 import pyarrow.csv
 from numpy.typing import NDArray
 
+from pipeline.words import BITS_BY_WORD
 from storage.dataset.batches import RowBatch
 from storage.errors import DataError
 from storage.sources.arrow_columns import (
@@ -34,7 +35,6 @@ from storage.sources.text import (
     open_text,
 )
 from storage.sources.value_codes import (
-    BITS_BY_WORD,
     INVALID,
     ReadOptions,
     ValueMap,

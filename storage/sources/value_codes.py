@@ -15,12 +15,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.words import BITS_BY_WORD, is_missing_word
 from storage.dataset.batches import clear_padding, make_full_mask, pack_features, pack_levels
 from storage.dataset.chunks import Bytes
 from storage.dataset.feature_levels import MAX_LEVELS
 from storage.errors import DataError
 from storage.quoting import (
-    MISSING_TOKENS,
     join_levels,
     parse_float,
     quote,
@@ -58,11 +58,6 @@ _MIN_IDENTIFIERS, _IDENTIFIER_SHARE = 20, 0.9
 _BIT_SHARE = 0.9
 _BIT_WORDS = frozenset({"0", "1"})
 _PAIRS = "VALUE=1,VALUE=0"
-BITS_BY_WORD = {
-    **dict.fromkeys(("yes", "yea", "aye", "true", "ja", "oui", "si", "sí", "correct"), 1),
-    **dict.fromkeys(("no", "nay", "false", "nein", "non", "incorrect", "wrong"), 0),
-}
-"""Words that are read as bits without a map; single letters may mean something else."""
 _YES_WORDS = frozenset({"1", "y", "t", *(word for word, bit in BITS_BY_WORD.items() if bit)})
 _NO_WORDS = frozenset({"0", "n", "f", *(word for word, bit in BITS_BY_WORD.items() if not bit)})
 # From the lowest to the highest; words of several scales do not occur together.
@@ -500,7 +495,7 @@ def _encode_by_map(token: str | None, options: ReadOptions, value_map: ValueMap)
 
 def is_missing(token: str | None, options: ReadOptions) -> bool:
     """Return whether a word means that there is no value."""
-    if token is None or token.strip().lower() in MISSING_TOKENS:
+    if token is None or is_missing_word(token):
         return True
     return options.is_declared_missing(token)
 
@@ -676,7 +671,7 @@ def describe_invalid_value(value: str, options: ReadOptions, value_map: ValueMap
         valid = "a number, true, false"
     word = remove_quotes(value)
     hint = f" If this category means missing, use {{missing={quote_raw(word)}}}."
-    is_category = word.strip().lower() in MISSING_TOKENS  # in texts, such words are missing
+    is_category = is_missing_word(word)  # in texts, such words are missing
     return f"the value {value[:_MAX_VALUE_LENGTH]} is not {valid} or missing.{hint * is_category}"
 
 
@@ -700,8 +695,7 @@ def suggest_remedy(
         return _USE_DECIMAL_POINT
     if options.threshold is not None and value_map is None:
         return "Use {missing=TOKEN}."
-    words = ((value, remove_quotes(value).strip().lower()) for value in values)
-    counts = Counter(value for value, word in words if word not in MISSING_TOKENS)
+    counts = Counter(value for value in values if not is_missing_word(remove_quotes(value)))
     if value_map is not None:
         remedy = "Add its meaning to {map}, {yes} or {no}, or use"
         if value_map.levels and options.is_append:
@@ -826,7 +820,7 @@ def has_same_meaning(values: Sequence[str], others: Sequence[str]) -> bool:
     These are whole numbers, or few words that all occur among the values.
     """
     own, known = (
-        {word for value in listed if (word := remove_quotes(value).lower()) not in MISSING_TOKENS}
+        {w.lower() for value in listed if not is_missing_word(w := remove_quotes(value))}
         for listed in (values, others)
     )
     numbers = [parse_number(word) for word in own | known]

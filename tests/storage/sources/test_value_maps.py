@@ -10,7 +10,6 @@ import scipy.sparse
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.data import tables
 from storage.errors import DataError
 from storage.sources import (
     ReadOptions,
@@ -21,7 +20,7 @@ from storage.sources import (
     parse_levels,
     parse_map,
 )
-from storage.sources.value_codes import BITS_BY_WORD, find_map
+from storage.sources.value_codes import find_map
 
 CALLS = "id,r1,r2\na,Yea,nay\nb, nay ,NAY\nc,paired-yea,\nd,yea,?\n"
 
@@ -220,10 +219,6 @@ def test_options_are_proposed_for_the_columns_that_need_them(tmp_path):
     header = ",".join(f"{'abcdefgh'[k]}{k}" for k in range(8))
     text = refused(written(path, f"{header},b\n{'y,' * 8}1\n{'n,' * 8}0\n"))
     assert text.endswith('map="e4:y=1,n=0", and so on for 3 other columns.')
-
-
-def test_words_are_the_same_in_python():
-    assert tables.BITS_BY_WORD == BITS_BY_WORD
 
 
 def test_yes_and_no_write_a_map():
