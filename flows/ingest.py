@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from flows.cli.app import EXIT_CODES, make_app, run_app
 from flows.cli.errors import format_warnings
 from flows.cli.options import OUTPUT, ExampleValue, Json, Option, Switch
-from flows.cli.progress import report_progress
+from flows.cli.progress import report_progress, warn_on_error
 from flows.cli.summary import print_ingest
 from flows.data.columns import RoleOptions, parse_roles
 from flows.data.ingest import (
@@ -27,6 +27,7 @@ from flows.data.ingest import (
     warn_about_far_levels,
     write_rows,
 )
+from flows.report.lineage import publish_dataset
 from flows.running.flow import make_flow, run_command, run_task
 from storage.errors import DataError
 from storage.sources import AbsentFeatures, NewFeatures
@@ -168,6 +169,9 @@ def _write_dataset(job: IngestJob) -> dict[str, Any]:
     if job.sources:
         with report_progress() as progress:
             dataset = write_rows(job, progress)
+        n_old = job.base.n_rows if job.base else 0
+        with warn_on_error("The dataset could not be recorded by Prefect", "dataset"):
+            publish_dataset(dataset, dataset.n_rows - n_old)
     if dataset is not None:
         seconds = round(time.perf_counter() - start, 3)
         added = summarize_append(job, dataset)

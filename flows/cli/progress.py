@@ -36,13 +36,13 @@ def is_logging_json() -> bool:
 
 
 @contextmanager
-def warn_on_error(problem: str) -> Iterator[None]:
-    """Turn an error into a warning, as it must not lose a finished fit."""
+def warn_on_error(problem: str, result: str = "fit") -> Iterator[None]:
+    """Turn an error into a warning, as it must not lose a finished result, such as a fit."""
     try:
         yield
     except _ERRORS_TO_WARN_OF as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        log.warning("warning: %s (%s). The fit itself is complete.", problem, reason)
+        log.warning("warning: %s (%s). The %s itself is complete.", problem, reason, result)
 
 
 class JsonLineFormatter(logging.Formatter):

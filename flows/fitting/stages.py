@@ -22,6 +22,7 @@ from flows.fitting.checkpoints import CheckpointStore, collect_or_load, load_sta
 from flows.fitting.drift import emit_drift_event, find_drift_alert, measure_drift
 from flows.fitting.job import FitJob, FitPlan
 from flows.fitting.provenance import is_of_leading_rows
+from flows.report.lineage import publish_fit
 from flows.running.environment import is_server_configured
 from flows.running.flow import StageRunner, is_transient, run_stages
 from flows.running.resources import check_memory, release_free_memory
@@ -112,6 +113,8 @@ def _fit_and_save(job: FitJob, stages: StageRunner) -> dict[str, Any]:
     del start, measure  # the statistics may be large, and are not needed any more
     save = partial(_save_artifact, job, state, first.n_rows, drift, stages.usage)
     summary = stages.run("write artifact", save, ["fit", "drift"])
+    with warn_on_error("The links between fit and data could not be recorded by Prefect"):
+        publish_fit(summary["artifact"], job.model.name, job.dataset)
     write_report = partial(_try_write_report, summary["artifact"], job.dataset)
     has_report = job.options.report
     report = stages.run("report", write_report, ["write artifact"]) if has_report else None

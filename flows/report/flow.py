@@ -16,9 +16,9 @@ from typing import Any
 from flows.cli.errors import format_warnings
 from flows.report.figures.text import make_slug, make_unique_slugs
 from flows.report.inputs import ReportOptions, check_page_path
+from flows.report.markdown import format_facts, quote_text
 from flows.report.page import Report, build_report_from_artifact, write_report
 from flows.report.tables import (
-    FactRows,
     describe_drift,
     describe_fit,
     format_dataset_name,
@@ -59,33 +59,23 @@ def publish_report(report: Report, page: AnyPath) -> None:
     manifest = report.fitted.artifact.manifest
     key = f"{make_slug(format_dataset_name(manifest))}-{make_slug(manifest['model'])}"
     text = format_markdown(manifest, report.findings, page)
-    create_markdown_artifact(text, key=key, description=_quote_text(format_title(manifest)))
+    create_markdown_artifact(text, key=key, description=quote_text(format_title(manifest)))
     names = make_unique_slugs(figure.title for figure in report.figures)
     for name, figure in zip(names, report.figures, strict=True):
         uri = _encode_small_image(render_picture(figure))
-        create_image_artifact(uri, key=f"{key}-{name}", description=_quote_text(figure.alt))
+        create_image_artifact(uri, key=f"{key}-{name}", description=quote_text(figure.alt))
 
 
 def format_markdown(manifest: Mapping[str, Any], findings: Sequence[str], page: AnyPath) -> str:
     """Format findings, warnings, facts and drift as Markdown; names cannot contain markup."""
-    items = [f"- {_quote_text(sentence)}" for sentence in findings]
-    warnings = [f"- {_quote_text(warning)}" for warning in format_warnings(manifest["warnings"])]
+    items = [f"- {quote_text(sentence)}" for sentence in findings]
+    warnings = [f"- {quote_text(warning)}" for warning in format_warnings(manifest["warnings"])]
     warnings = ["## Warnings", "", *warnings, ""] if warnings else []
-    lines = [f"# {_quote_text(format_title(manifest))}", "", *items, "", *warnings]
-    lines += _format_table(describe_fit(manifest))
+    lines = [f"# {quote_text(format_title(manifest))}", "", *items, "", *warnings]
+    lines += format_facts(describe_fit(manifest))
     if drift := describe_drift(manifest):
-        lines += ["", "## Since the last fit", "", *_format_table(drift)]
-    return "\n".join([*lines, "", f"Report: {_quote_text(str(page.resolve()))}", ""])
-
-
-def _format_table(facts: FactRows) -> list[str]:
-    rows = (f"| {_quote_text(name)} | {_quote_text(value)} |" for name, value in facts)
-    return ["| | |", "|---|---|", *rows, ""]
-
-
-def _quote_text(text: str) -> str:
-    """Quote a text so that nothing in it is interpreted as markup."""
-    return "`` " + " ".join(text.replace("`", "'").replace("|", "¦").split()) + " ``"
+        lines += ["", "## Since the last fit", "", *format_facts(drift)]
+    return "\n".join([*lines, "", f"Report: {quote_text(str(page.resolve()))}", ""])
 
 
 def _encode_small_image(png: bytes) -> str:

@@ -54,6 +54,9 @@ def test_a_fit_leaves_its_facts_and_figures_on_the_server(cli, prefect_server, d
         assert done.code == 0, done.err
     base = "night-votes-clipped-pca"
     found = published(base)
+    assert len(found.pop(f"{base}-fit")) == 2
+    (of_data,) = published("night-votes-dataset")["night-votes-dataset"]
+    assert of_data.data.count("- [Fit](") == 2
     assert sorted(found) == [base, *(f"{base}-{name}" for name in FIGURES)]
     assert {key: len(artifacts) for key, artifacts in found.items()} == dict.fromkeys(found, 2)
     report = Path(load_artifact("runs/Night_votes").path, REPORT_FILE)
@@ -80,9 +83,11 @@ def test_what_cannot_be_published_loses_neither_fit_nor_report(
         raise ConnectionError("the server\nis gone")
 
     monkeypatch.setattr("prefect.artifacts.create_image_artifact", broken)
+    monkeypatch.setattr("flows.report.lineage._find_dataset", broken)
     done = cli("fit", "--dataset", data, "--components", 3, "--report", "--json")
     assert done.code == 0
     assert Path(done.json["report"]).exists()
     (line,) = [line for line in done.err.splitlines() if "The report" in line]
     assert "could not be published on the Prefect server (ConnectionError: the server is" in line
+    assert "The links between fit and data could not be recorded by Prefect (Conn" in done.err
     assert load_artifact(done.json["artifact"])["loadings"].shape == (12, 3)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import yaml
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.flows import load_flow_from_entrypoint
 from prefect.settings import get_current_settings
@@ -33,6 +34,7 @@ from pipeline.errors import ClusterLost
 from pipeline.executors.base import SerialExecutor
 from pipeline.models.registry import ALIASES, find_models
 from storage.artifacts.artifacts import load_artifact
+from storage.dataset.dataset import open_dataset
 from storage.errors import DataError
 from tests.support.data import draw_probit_rows, write_arrays
 
@@ -130,6 +132,7 @@ def test_runs_by_hand_are_recorded_with_their_options(cli, prefect_server, tmp_p
         assert done.code == 0, done.err
     with get_client(sync_client=True) as client:
         runs = client.read_flow_runs(sort=FlowRunSort.START_TIME_DESC, limit=len(commands))
+        data, fitted = (_read_artifact(client, run) for run in runs[:-3:-1])
     names = ["ingest d", "fit d", "transform d", "neighbours d", "evaluate d", "sample f"]
     assert [run.name for run in reversed(runs)] == names
     assert all(run.state.is_completed() for run in runs)
@@ -138,6 +141,21 @@ def test_runs_by_hand_are_recorded_with_their_options(cli, prefect_server, tmp_p
     assert parameters.items() >= expected.items()
     assert parameters["where"] == {"name": "serial"}
     assert parameters.keys() == {one.name for one in fields(FitOptions)}
+    dataset = open_dataset(tmp_path / "d.zarr")
+    assert (data.key, data.description) == ("d-dataset", "300 rows, 300 of them new")
+    assert (fitted.key, dataset.digest in fitted.data) == ("d-clipped-pca-fit", True)
+    for text in (str(tmp_path / "d.zarr"), dataset.digest, f"[Run](/runs/flow-run/{runs[-1].id})"):
+        assert text in data.data
+    assert f"[Data](/artifacts/artifact/{data.id}): `` d ``" in fitted.data
+    link = f"- [Fit](/artifacts/artifact/{fitted.id}): `` {load_artifact('f').path.name} ``"
+    assert f"{link}. [Run](/runs/flow-run/{runs[-2].id})" in data.data.splitlines()[-1]
+
+
+def _read_artifact(client, run):
+    """Read the artifact that a run with a single one has left on the server."""
+    own = FlowRunFilter(id=FlowRunFilterId(any_=[run.id]))
+    (artifact,) = client.read_artifacts(flow_run_filter=own)
+    return artifact
 
 
 def test_a_command_without_prefect_writes_the_same_bytes(cli, prefect_server, tmp_path):
