@@ -350,6 +350,10 @@ def _make_fit_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append((measure, f"{summary['objective']:.6f} nats per row"))
     statistics = summary["diagnostics"].get("fit_statistics", {})
     rows += [*list_likelihood(statistics), *_list_factor_indices(statistics)]
+    if "srmr" in statistics:
+        rows.append(("CFI, TLI, SRMR", _join_numbers(statistics, ("cfi", "tli", "srmr"), ".3f")))
+        interval = " to ".join(f"{bound:.3f}" for bound in statistics["rmsea_interval"])
+        rows.append(("RMSEA", f"{statistics['rmsea']:.3f}, 90 % interval {interval}"))
     for name in find_model_class(summary["model"]).summary_diagnostics:
         if name in summary["diagnostics"]:
             rows.append((name.replace("_", " "), f"{summary['diagnostics'][name]:,.5g}"))

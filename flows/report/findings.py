@@ -324,7 +324,7 @@ def _iter_pair_sentences(
         well = "adequate" if size <= _ADEQUATE_RMSEA else "poor"
         well = "close" if size <= _CLOSE_RMSEA else well
         interval = " to ".join(format_number(bound, 2) for bound in statistics["rmsea_interval"])
-        name = "RMSR" if "rmsr" in statistics else "SRMSR"
+        name = next(name for name in ("RMSR", "SRMSR", "SRMR") if name.lower() in statistics)
         residual = format_number(statistics[name.lower()], 2)
         indices = f"90 % interval {interval}; {name} {residual}"
         yield f"The fit is {well} by RMSEA, {format_number(size, 2)} ({indices})."

@@ -57,6 +57,10 @@ _NORMAL_NOTE = (
     "those of fa in R's psych, which takes tetrachoric and polychoric correlations for those of "
     "measured values: χ² and RMSEA are then too large, and TLI is too small."
 )
+_PATTERN_NOTE = (
+    "χ², RMSEA, SRMR, CFI and TLI are those of the pattern for the polychoric correlations of the "
+    "{words.features}, as by WLSMV in lavaan and Mplus, with normal curves."
+)
 _MEANINGS = {
     "RMSR": "root mean square of residual correlations: close up to 0.05",
     "χ²": "far above its degrees of freedom if the factors do not explain the correlations",
@@ -79,6 +83,7 @@ _MEANINGS = {
     "M₂": "far above its degrees of freedom if the model does not describe the pairs",
     "C₂": "far above its degrees of freedom if the model does not describe the pairs",
     "RMSEA": "misfit per degree of freedom: close up to 0.05, adequate up to 0.09",
+    "SRMR": "standardized root mean square of residual correlations: close up to 0.08",
     "SRMSR": "root mean square of residual correlations: close up to 0.05",
     "CFI, TLI": "from 0 (independence) to 1 (perfect fit)",
     "marginal reliability": "mean of I / (I + 1) over the {words.component}, with information I",
@@ -332,6 +337,7 @@ _OPTIONAL_INDICES = (
     ("m2", "{form} and its indices", "use"),
     ("s_x2", "S-X²", "uses"),
     ("g2", "G² and Pearson's χ²", "use"),
+    ("chi2", "χ² of the pattern and its indices", "use"),
 )
 """Entry of the fit statistics, symbol and verb of the indices that a fit may leave out."""
 
@@ -358,6 +364,8 @@ def make_fit_statistics_table(manifest: Manifest) -> TextTable | None:
             f"{statistics['n_rows']:,} rows are too few for p of G² and Pearson's χ², because "
             f"{statistics['n_patterns']:,} patterns of values are possible."
         )
+    if "srmr" in statistics:
+        notes.append(_PATTERN_NOTE.format(words=words))
     n_fitted = _count_fitted_rows(manifest)
     missing: dict[str, list[str]] = {}
     for name, pattern, verb in _OPTIONAL_INDICES:
@@ -417,9 +425,15 @@ def _iter_rows(statistics: Manifest, words: Vocabulary) -> Iterator[tuple[str, s
         p = format_p(statistics["m2_p"])
         m2, df = format_number(statistics["m2"], 5), f"{statistics['m2_df']:,}"
         yield _name_limited_information(statistics), f"{m2} of {df} degrees of freedom, p {p}"
+    if "chi2" in statistics:
+        p = format_p(statistics["chi2_p"])
+        chi2, df = format_number(statistics["chi2"], 5), f"{statistics['chi2_df']:,}"
+        yield "χ²", f"{chi2} of {df} degrees of freedom, p {p}"
+    if "rmsea" in statistics:
         interval = " to ".join(f"{bound:.3f}" for bound in statistics["rmsea_interval"])
         yield "RMSEA", f"{statistics['rmsea']:.3f}, 90 % interval {interval}"
-        yield "SRMSR", f"{statistics['srmsr']:.3f}"
+        name = "SRMSR" if "srmsr" in statistics else "SRMR"
+        yield name, f"{statistics[name.lower()]:.3f}"
         yield "CFI, TLI", f"{statistics['cfi']:.3f}, {statistics['tli']:.3f}"
     if "reliability" in statistics:
         shares = [f"{share:.3f}" for share in statistics["reliability"]]

@@ -11,6 +11,8 @@ that is nearest to the logistic one (Y. Takane, J. de Leeuw, Psychometrika 52, 1
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import scipy
 from numpy.typing import NDArray
@@ -79,7 +81,8 @@ def join_derivatives(
     """
     by_slopes, by_correlations, by_deviation = derivatives
     n_features, n_values, q = by_slopes.shape
-    linear = scipy.sparse.block_diag([*by_slopes], format="csr") @ to_weights
+    blocks: list[Any] = [*by_slopes]
+    linear = scipy.sparse.block_diag(blocks, format="csr") @ to_weights
     if deviations.shape[0]:
         own = np.flatnonzero(by_deviation.any(axis=1))
         spread = np.zeros((n_features, n_values, deviations.shape[0]))
@@ -91,12 +94,12 @@ def join_derivatives(
     by_root = (symmetric @ root).reshape(-1, q, q)
     for m, c in zip(*np.nonzero(places >= 0), strict=True):
         by_traits[:, places[m, c] - to_weights.shape[1]] += by_root[:, m, c]
-    joined = scipy.sparse.hstack([linear, by_traits[:, :-1]])
+    joined = scipy.sparse.hstack([linear, scipy.sparse.csr_array(by_traits[:, :-1])])
     return scipy.sparse.csr_array(joined)
 
 
 def _are_continuous(params: LatentTraitParams) -> NDArray[np.bool_]:
-    return params.n_planes == 0
+    return np.equal(params.n_planes, 0)
 
 
 def _divide_variance(params: LatentTraitParams) -> tuple[Array, Array]:

@@ -213,6 +213,11 @@ from pipeline.models.latent_trait.params import (
     make_params,
     unpack_answers,
 )
+from pipeline.models.latent_trait.pattern_fit import (
+    MAX_PATTERN_PLANES,
+    compute_pattern_fit,
+    count_pairs,
+)
 from pipeline.models.latent_trait.regression_design import (
     Regression,
     check_covariates,
@@ -1847,6 +1852,9 @@ class LatentTrait(Model):
             values["shift_score"], values["shift_information"] = shift
         if self.structure.pattern is not None and "codes" in values:
             values |= convert_code_moments(values, params.get_group(group).root)
+        has_pairs = self.structure.pattern is not None and block.n_features <= MAX_PATTERN_PLANES
+        if has_pairs and not self._explain_missing_pattern_fit(block.has_sampling_weights):
+            values |= count_pairs(block)
         by_group = ["score", *(("curvature", "item_variance") if "directions" in working else ())]
         return replace(sums, values=self._place_values(values, by_group, block))
 
@@ -1856,7 +1864,30 @@ class LatentTrait(Model):
         if "by_sites" not in state.working:
             state = self._add_fit_statistics(design, state, statistics)
         state = self._add_errors(design, state, statistics)
-        return self._describe_structure(state, statistics) if self._has_trait_parameters else state
+        state = self._describe_structure(state, statistics) if self._has_trait_parameters else state
+        return self._add_pattern_fit(state, statistics)
+
+    def _add_pattern_fit(self, state: FitState, statistics: Sums) -> FitState:
+        """Add the indices of the fit of a pattern to polychoric correlations, without M₂ or C₂."""
+        found = state.diagnostics.get("fit_statistics", {})
+        numbers = self._slope_numbers
+        if numbers is None or "m2" in found:
+            return state
+        is_sampled = bool(state.auxiliary["has_sampling_weights"])
+        if reason := self._explain_missing_pattern_fit(is_sampled):
+            own: dict[str, Any] = {"chi2_missing": reason}
+        else:
+            values, weight = statistics.values, statistics.weight
+            own = compute_pattern_fit(values, state.params, numbers, weight)
+        return replace(state, diagnostics={**state.diagnostics, "fit_statistics": found | own})
+
+    def _explain_missing_pattern_fit(self, has_sampling_weights: bool) -> str:
+        """Return why there are no indices of the fit of a pattern; empty if there are."""
+        if self._has_continuous or not (self._is_binary or self.items == "graded"):
+            return "polychoric correlations are for binary and graded items"
+        if self.structure.groups:
+            return "the fit has groups"
+        return "the rows have sampling weights" if has_sampling_weights else ""
 
     def _add_fit_statistics(self, design: FitDesign, state: FitState, statistics: Sums) -> FitState:
         params, fit = state.params, compute_residual_fit(statistics)

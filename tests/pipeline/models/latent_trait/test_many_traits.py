@@ -91,6 +91,15 @@ def test_the_objective_is_no_exact_likelihood() -> None:
     assert not state.warnings
 
 
+def test_the_pattern_that_drew_the_rows_fits() -> None:
+    found = fit_four_traits().diagnostics["fit_statistics"]
+    assert found["chi2_df"] == 66 - 12 - 6
+    assert found["chi2_p"] > 0.01
+    assert found["rmsea"] < 0.03
+    assert found["cfi"] > 0.99
+    assert found["srmr"] < 0.04
+
+
 def test_pairs_of_traits_by_quadrature_have_the_same_correlations() -> None:
     found, levels = fit_four_traits().params, simulate()
     chosen = np.isin(TRAITS, [0, 2])
@@ -156,6 +165,7 @@ def test_groups_differ_in_the_means_and_variances_of_traits() -> None:
     ).T
     levels[groups == 1, :3] = own[groups == 1]
     state = fit(levels, SIMPLE, groups=("a", "b"), columns={"segments": groups})
+    assert state.diagnostics["fit_statistics"]["chi2_missing"] == "the fit has groups"
     params = state.params
     assert abs(params.trait_mean[1, 0] - 0.7) < 3 * params.trait_mean_error[1, 0] < 0.5
     off = params.trait_covariance[1, 0, 0] - 1.5**2
