@@ -17,6 +17,7 @@ from flows.exporting.columns import (
     read_level_columns,
 )
 from flows.report.figures.causes import find_causes, iter_unit_sentences
+from flows.report.figures.paths import PositionChange, find_changes, format_position
 from flows.report.figures.text import format_number
 from flows.report.figures.trees import find_edges, iter_edge_sentences
 from flows.report.tables import format_dataset_name
@@ -62,6 +63,7 @@ def summarize_findings(
     units = iter_unit_sentences(causes, fitted.feature_names, _MAX_FEATURES) if causes else ()
     indeterminacy = fitted.model.indeterminacy
     topics = {
+        "Positions": _iter_path_sentences(artifact),
         f"{words.features} to check".capitalize(): _iter_item_sentences(artifact, words),
         words.components.capitalize(): [
             *_iter_number_sentences(artifact, words),
@@ -81,6 +83,49 @@ def summarize_findings(
     }
     found = {topic: [*sentences] for topic, sentences in topics.items()}
     return {topic: sentences for topic, sentences in found.items() if sentences}
+
+
+def _iter_path_sentences(artifact: Artifact) -> Iterator[str]:
+    """Say which members moved most, who is highest and lowest, and how much positions change."""
+    if "member" not in artifact:
+        return
+    record, changes = artifact.manifest["periods"], find_changes(artifact)
+    innovation = float(artifact["innovation_variance"])
+    if changes and innovation:
+        first, others = changes[0], changes[1:_MAX_FEATURES]
+        yield (
+            f"{first.name} moved most: from {format_position(first.start)} in {first.first:.10g} "
+            f"to {format_position(first.end)} in {first.last:.10g}, {_format_change(first)}."
+        )
+        if others:
+            texts = [f"{own.name}, {_format_change(own)}" for own in others]
+            yield f"Then {'; '.join(texts)}."
+        n_clear = sum(own.is_clear for own in changes)
+        yield f"{n_clear} of the {len(changes)} intervals in the table below exclude 0."
+    last = len(artifact["times"]) - 1
+    own = np.flatnonzero(artifact["period"] == last)
+    order = own[np.argsort(artifact["position"][own], kind="stable")]
+    low, high = (
+        f"{record['members'][artifact['member'][k]]} ("
+        f"{format_position(artifact['position'][k])} ± "
+        f"{format_position(artifact['position_error'][k])})"
+        for k in (order[0], order[-1])
+    )
+    if len(own) > 1:
+        yield (
+            f"In {artifact['times'][last]:.10g}, {high} is highest and {low} lowest; ± is the "
+            "standard error."
+        )
+    source = "estimated" if artifact.manifest["hyperparameters"]["innovation"] is None else "as set"
+    yield (
+        f"When {record['time']} rises by 1, a position changes by "
+        f"{format_number(innovation**0.5, 2)} (standard deviation; the variance s² is "
+        f"{format_number(innovation, 2)}, {source}). First positions have a standard normal prior."
+    )
+
+
+def _format_change(own: PositionChange) -> str:
+    return f"a change of {format_position(own.change)} (95 % interval {own.interval})"
 
 
 def _get_fit_statistics(artifact: Artifact) -> Mapping[str, Any]:

@@ -24,7 +24,7 @@ from flows.report.figures.parameters import (
     plot_correlations,
     plot_parameters,
 )
-from flows.report.figures.paths import plot_paths
+from flows.report.figures.paths import make_change_table, plot_paths
 from flows.report.figures.row_plots import (
     MAX_NAMED_ROWS,
     ColourLabels,
@@ -177,8 +177,8 @@ def build_report(inputs: ReportInputs) -> Report:
         names = choose_names(sample.coded_rows, options.names, inputs.used_columns)
     fitted, sample = orient_components(fitted, sample, names, options.orient)
     causes = find_causes(fitted)
-    figures = [*plot_parameters(fitted.artifact, inputs.layout, causes)]
-    figures += plot_paths(fitted.artifact)
+    figures = [*plot_paths(fitted.artifact)]
+    figures += plot_parameters(fitted.artifact, inputs.layout, causes)
     edges, tables = find_edges(fitted), []
     if causes:
         tables.append(make_unit_table(causes, fitted.feature_names))
@@ -234,7 +234,11 @@ def render_page(report: Report) -> str:
     return render_template(
         title=format_title(manifest),
         topics=report.topics,
-        overview=[table for table in (make_class_number_table(manifest),) if table is not None],
+        overview=[
+            table
+            for table in (make_class_number_table(manifest), make_change_table(artifact))
+            if table is not None
+        ],
         number_tables=[
             table
             for table in (

@@ -90,8 +90,9 @@ def plot_latent_space(
         yield _plot_item_curves(fitted, z, P, coded, chosen)
         if not are_binary(fitted.dataset_features):
             yield from plot_level_curves(fitted, z, P)
-        # For items of one trait, unless all their weights are unbounded.
-        if "difficulty" in fitted.artifact and not find_unbounded_weights(fitted.artifact).all():
+        # For items of one trait that each row has, unless all their weights are unbounded.
+        has_items = "difficulty" in fitted.artifact and "period" not in fitted.artifact
+        if has_items and not find_unbounded_weights(fitted.artifact).all():
             yield _plot_information(fitted, z, P, coded)
     elif n_components == 2 and not _is_compositional(coded.codes):
         has_numbers = bool(find_continuous(fitted.features))

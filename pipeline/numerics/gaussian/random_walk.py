@@ -185,6 +185,22 @@ def smooth_walk(times: WalkTimes, prior: WalkPrior, sites: Sites) -> SmoothedWal
     )
 
 
+def compute_change_variance(times: Floats, site_precision: Floats, innovation: float) -> float:
+    """Return the variance of x_K − x_1 of a member with standard x_1, given all sites.
+
+    `times` and `site_precision` are (K,), with K ≥ 1.
+    """
+    n_times = len(times)
+    if n_times == 1 or innovation == 0:
+        return 0.0
+    steps = 1.0 / (innovation * np.diff(times))
+    diagonal = site_precision + np.append(steps, 0.0) + np.append(1.0, steps)
+    precision = np.diag(diagonal) - np.diag(steps, 1) - np.diag(steps, -1)
+    contrast = np.zeros(n_times)
+    contrast[0], contrast[-1] = -1.0, 1.0
+    return float(contrast @ np.linalg.solve(precision, contrast))
+
+
 def find_cavities(posterior: RowGaussian, sites: Sites) -> RowGaussian:
     """Return the distribution of each state given all sites but its own."""
     precision = np.maximum(1.0 / posterior.variance - sites.precision, _MIN_CAVITY)

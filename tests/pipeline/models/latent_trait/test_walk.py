@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import latentbits as lb
+from flows.report.figures.paths import make_change_table
+from flows.report.page import build_report_from_artifact
 from pipeline.errors import FitError
 from tests.reference.make_random_walk import draw_votes
 
@@ -185,6 +187,35 @@ def test_a_fit_is_saved_and_loaded(court: tuple[lb.Fitted, Any], tmp_path: Path)
     np.testing.assert_array_equal(
         lb.transform(loaded, data)["mean"], lb.transform(fitted, data)["mean"]
     )
+
+
+def test_the_report_opens_with_the_members_who_moved_most(
+    court: tuple[lb.Fitted, Any], tmp_path: Path
+) -> None:
+    fitted, _ = court
+    fitted.save(tmp_path / "fit")
+    report = build_report_from_artifact(tmp_path / "fit")
+    topic, sentences = next(iter(report.topics.items()))
+    params, members = fitted.params, fitted.manifest["periods"]["members"]
+    changes = {
+        members[k]: own[-1] - own[0]
+        for k in range(len(members))
+        for own in [params.position[params.member == k]]
+    }
+    first = max(changes, key=lambda name: abs(changes[name]))
+    change = f"{changes[first]:.2f}".replace("-", "−")
+    assert topic == "Positions"
+    assert sentences[0].startswith(f"{first} moved most: from ")
+    assert f"a change of {change} (95 % interval " in sentences[0]
+    assert (
+        "a position changes by 0.32 (standard deviation; the variance s² is 0.1, as set)"
+        in (sentences[-1])
+    )
+    assert report.figures[0].title == "Positions over time"
+    assert not any("Information" in figure.title for figure in report.figures)
+    table = make_change_table(report.fitted.artifact)
+    assert table is not None
+    assert [row[0] for row in table.rows] == sorted(changes, key=lambda n: -abs(changes[n]))[:12]
 
 
 def test_rows_of_roll_calls_have_the_names_of_members_and_times(

@@ -12,6 +12,7 @@ from pipeline.numerics.gaussian.random_walk import (
     Sites,
     WalkPrior,
     WalkTimes,
+    compute_change_variance,
     estimate_walk_prior,
     find_cavities,
     smooth_walk,
@@ -69,6 +70,17 @@ def test_smoothing_equals_the_joint_gaussian() -> None:
     np.testing.assert_allclose(cavity.variance, cavity_variance, rtol=1e-11)
     divided = Sites.divide(found.posterior.mean, found.posterior.variance, cavity)
     np.testing.assert_allclose(divided.precision, sites.precision, atol=1e-11)
+
+
+def test_the_variance_of_a_change_is_that_of_the_joint_gaussian() -> None:
+    """With standard first positions."""
+    sites = draw_sites(1)
+    for own, covariance in list_joint_gaussians():
+        prior = covariance + 1 - PRIOR.variance
+        joint = np.linalg.inv(np.linalg.inv(prior) + np.diag(sites.precision[own]))
+        expected = joint[0, 0] + joint[-1, -1] - 2 * joint[0, -1]
+        found = compute_change_variance(TIME[own], sites.precision[own], PRIOR.innovation)
+        assert found == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
 def test_moved_sites_have_the_same_integral() -> None:
