@@ -66,7 +66,8 @@ class BinaryBlock:
     clusters
         Index of each row's cluster of a survey, (n_samples,); None if rows were drawn one by one.
     covariates
-        Coded covariates of each row, (n_samples, n_covariates); None if the fit has none.
+        Coded covariates of each row, (n_samples, n_covariates), or its member and time, see
+        `pipeline.data.periods`; None if the fit has neither.
     numbers
         Values of the continuous features, (n_continuous, n_samples), NaN where not observed; None
         if there is no continuous feature.

@@ -9,13 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import (
-    AnnotatedChunk,
-    PackedChunk,
-    RowSource,
-    annotate_chunk,
-    start_reading,
-)
+from pipeline.data.column_coders import ColumnCoder, make_level_coder, parse_level
 from pipeline.data.weights import ColumnPart
 from pipeline.errors import FitError, FitWarning, format_share
 
@@ -160,50 +154,18 @@ class CovariateSource(NamedTuple):
             yield (rows[is_used], values[is_used]), own[is_used]
 
 
-class _ColumnCoder(NamedTuple):
-    """Codes a column's stored values.
+def make_covariate_coder(
+    column: CovariateColumn, levels: Mapping[str, Iterable[str]]
+) -> ColumnCoder:
+    """Make the coder of a column, given the texts of the columns of a dataset.
 
-    Attributes
-    ----------
-    values, table
-        The stored values of levels, ascending, and their dummies, (n_values, n_coefficients). The
-        last value never occurs; its line is that of unknown levels. Both are empty for numbers.
+    The numbers of a level are its dummies; those of unknown levels are NaN.
     """
-
-    column: CovariateColumn
-    values: NDArray[Any]
-    table: Array
-
-    def encode(self, values: NDArray[Any]) -> Array:
-        """Return coded covariates, (n_rows, n_coefficients); NaN for unknown levels."""
-        if not self.column.levels:
-            return values.astype(np.float64)[:, None]
-        places = np.minimum(np.searchsorted(self.values, values), len(self.values) - 1)
-        return self.table[np.where(self.values[places] == values, places, -1)]
-
-
-def _make_coder(column: CovariateColumn, levels: Mapping[str, Iterable[str]]) -> _ColumnCoder:
-    """Make the coder of a column, given the texts of the columns of a dataset."""
     if not column.levels:
-        return _ColumnCoder(column, np.empty(0), np.empty((0, 1)))
+        return ColumnCoder(column.name)
     n_dummies = len(column.levels) - 1
     dummies = np.vstack([np.zeros(n_dummies), np.eye(n_dummies), np.full(n_dummies, np.nan)])
-    if column.name in levels:
-        places = {level: place for place, level in enumerate(column.levels)}
-        found = np.array([*(places.get(text, -1) for text in levels[column.name]), -1])
-        return _ColumnCoder(column, np.arange(len(found)), dummies[found])
-    parsed = [_parse_level(level) for level in column.levels]
-    # No whole number is −inf or inf.
-    numbers = np.array([*(-np.inf if number is None else number for number in parsed), np.inf])
-    order = np.argsort(numbers)
-    return _ColumnCoder(column, numbers[order], dummies[order])
-
-
-def _parse_level(level: str) -> float | None:
-    try:
-        return float(level)
-    except ValueError:
-        return None
+    return make_level_coder(column.name, column.levels, dummies, levels.get(column.name))
 
 
 def measure_covariates(requests: Sequence[ColumnRequest], source: CovariateSource) -> Covariates:
@@ -316,7 +278,7 @@ def check_covariates(covariates: Covariates, source: CovariateSource) -> None:
         If a value is missing or infinite, or a level was not in the fit.
     """
     for column in covariates.columns:
-        name, coder = column.name, _make_coder(column, source.levels)
+        name, coder = column.name, make_covariate_coder(column, source.levels)
         texts = [*source.levels[name]] if name in source.levels else None
         for (rows, values), _ in source.iter_column(name, not column.levels):
             if not column.levels:
@@ -343,52 +305,11 @@ def list_columns(covariates: Covariates | None) -> tuple[tuple[str, ...], tuple[
     return stored, numbers
 
 
-def code_rows(
-    rows: RowSource, covariates: Covariates | None, levels: Mapping[str, Iterable[str]]
-) -> RowSource:
-    """Return rows with covariates, if there are any.
-
-    The reader of the rows must read the columns that `list_columns` lists. `levels` are the texts
-    of the columns of the dataset.
-    """
-    if covariates is None:
-        return rows
-    coders = tuple(_make_coder(column, levels) for column in covariates.columns)
-    return replace(rows, read=_CodingReader(rows.read, coders))
-
-
-def code_chunk(
-    chunk: PackedChunk, covariates: Covariates, levels: Mapping[str, Iterable[str]]
-) -> AnnotatedChunk:
-    """Return a chunk with the covariates of its rows; parameters as for `code_rows`."""
-    return _code_chunk(chunk, [_make_coder(column, levels) for column in covariates.columns])
-
-
-def _code_chunk(chunk: PackedChunk, coders: Sequence[_ColumnCoder]) -> AnnotatedChunk:
-    coded = [coder.encode(chunk.columns[coder.column.name]) for coder in coders]
-    return replace(annotate_chunk(chunk), covariates=np.concatenate(coded, axis=1))
-
-
-@dataclass(frozen=True)
-class _CodingReader:
-    """Reads chunks with the covariates of their rows, in any process."""
-
-    read: Callable[[int], PackedChunk]
-    coders: tuple[_ColumnCoder, ...]
-
-    def __call__(self, key: int) -> AnnotatedChunk:
-        return _code_chunk(self.read(key), self.coders)
-
-    def read_ahead(self, keys: Iterable[int]) -> None:
-        """Start to read the chunks that are needed next."""
-        start_reading(self.read, keys)
-
-
 def _iter_coded(
     columns: Sequence[CovariateColumn], source: CovariateSource
 ) -> Iterator[tuple[NDArray[np.int64], Array, Array]]:
     """Yield indices, coded covariates and weights of the rows, part by part."""
-    coders = [_make_coder(column, source.levels) for column in columns]
+    coders = [make_covariate_coder(column, source.levels) for column in columns]
     parts = [source.iter_column(column.name, not column.levels) for column in columns]
     for same_rows in zip(*parts, strict=True):
         coded = [
@@ -428,7 +349,7 @@ def _measure_column(request: ColumnRequest, source: CovariateSource) -> Covariat
 
 def are_numbers(texts: Iterable[str]) -> bool:
     """Return whether at least half of the texts are numbers."""
-    are_numbers = [_parse_level(text) is not None for text in texts]
+    are_numbers = [parse_level(text) is not None for text in texts]
     return 2 * sum(are_numbers) >= len(are_numbers)
 
 

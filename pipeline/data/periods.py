@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import (
-    AnnotatedChunk,
-    PackedChunk,
-    RowSource,
-    annotate_chunk,
-    start_reading,
-)
+from pipeline.data.column_coders import ColumnCoder, make_level_coder
 from pipeline.data.weights import ColumnPart
 from pipeline.errors import FitError, FitWarning
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
-
-MEMBER, TIME = "(member)", "(time)"
-"""Names of the columns of blocks with the index of each row's member, and its time."""
 
 _MIN_TIMES = 4  # that tell how far apart times are
 _FAR, _MAX_FAR_SHARE, _MAX_SHOWN = 10.0, 0.05, 5  # times the median gap; of all rows; rows
@@ -171,76 +162,16 @@ def _refuse(
         )
 
 
-def add_periods(
-    rows: RowSource, periods: Periods | None, levels: Mapping[str, Iterable[str]]
-) -> RowSource:
-    """Return rows with the columns `MEMBER` and `TIME`, if there are periods.
-
-    The reader of the rows must read the columns of the periods. `levels` are the texts of the
-    columns of the dataset.
-    """
-    if periods is None:
-        return rows
-    return replace(rows, read=_PeriodReader(rows.read, periods, _find_members(periods, levels)))
-
-
-def add_periods_to_chunk(
-    chunk: PackedChunk, periods: Periods, levels: Mapping[str, Iterable[str]]
-) -> AnnotatedChunk:
-    """Return a chunk with the columns `MEMBER` and `TIME`; parameters as for `add_periods`."""
-    return _add_columns(chunk, periods, _find_members(periods, levels))
-
-
-def _find_members(
+def make_period_coders(
     periods: Periods, levels: Mapping[str, Iterable[str]]
-) -> Callable[[NDArray[Any]], Indices]:
-    """Return a function that finds the members of stored values, −1 if the fit lacks them."""
-    places = {name: place for place, name in enumerate(periods.members)}
-    if periods.row_id in levels:
-        codes = np.array([*(places.get(text, -1) for text in levels[periods.row_id]), -1], np.int64)
-        return _TextMembers(codes)
-    return _NumberMembers(places)
+) -> tuple[ColumnCoder, ColumnCoder]:
+    """Make the coders of a row's member, −1 if the fit lacks it, and time.
 
-
-@dataclass(frozen=True)
-class _TextMembers:
-    codes: Indices
-
-    def __call__(self, values: NDArray[Any]) -> Indices:
-        return np.asarray(self.codes[values], np.int64)
-
-
-@dataclass(frozen=True)
-class _NumberMembers:
-    places: Mapping[str, int]
-
-    def __call__(self, values: NDArray[Any]) -> Indices:
-        found, inverse = np.unique(values, return_inverse=True)
-        own = [self.places.get(f"{number:.0f}", -1) for number in found.tolist()]
-        return np.array(own, np.int64)[inverse]
-
-
-def _add_columns(
-    chunk: PackedChunk, periods: Periods, find_members: Callable[[NDArray[Any]], Indices]
-) -> AnnotatedChunk:
-    added = {
-        MEMBER: find_members(chunk.columns[periods.row_id]),
-        TIME: chunk.columns[periods.time].astype(np.float64),
-    }
-    return replace(annotate_chunk(chunk), columns={**chunk.columns, **added})
-
-
-@dataclass(frozen=True)
-class _PeriodReader:
-    """Reads chunks with the members and times of their rows, in any process."""
-
-    read: Callable[[int], PackedChunk]
-    periods: Periods
-    find_members: Callable[[NDArray[Any]], Indices]
-
-    def __call__(self, key: int) -> AnnotatedChunk:
-        return _add_columns(self.read(key), self.periods, self.find_members)
-
-    def read_ahead(self, keys: Iterable[int]) -> None:
-        """Start to read the chunks that are needed next."""
-        start_reading(self.read, keys)
+    `levels` are the texts of the columns of the dataset.
+    """
+    places = np.append(np.arange(len(periods.members)), -1.0)[:, None]
+    texts = levels.get(periods.row_id)
+    return (
+        make_level_coder(periods.row_id, periods.members, places, texts),
+        ColumnCoder(periods.time),
+    )

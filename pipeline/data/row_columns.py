@@ -7,20 +7,28 @@ field of blocks: models find it in `BinaryBlock.columns`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from pipeline.data.blocks import PackedChunk, RowSource
+import numpy as np
+
+from pipeline.data.blocks import (
+    AnnotatedChunk,
+    PackedChunk,
+    RowSource,
+    annotate_chunk,
+    start_reading,
+)
+from pipeline.data.column_coders import ColumnCoder
 from pipeline.data.covariates import (
     Covariates,
-    code_chunk,
-    code_rows,
     have_same_columns,
     list_columns,
+    make_covariate_coder,
     read_covariates,
 )
-from pipeline.data.periods import Periods, add_periods, add_periods_to_chunk
+from pipeline.data.periods import Periods, make_period_coders
 
 
 @dataclass(frozen=True)
@@ -75,15 +83,38 @@ class RowColumns:
 
         `levels` are the texts of the columns of the dataset.
         """
-        return add_periods(code_rows(rows, self.covariates, levels), self.periods, levels)
+        coders = self._make_coders(levels)
+        return replace(rows, read=_CodingReader(rows.read, coders)) if coders else rows
 
     def add_to_chunk(self, chunk: PackedChunk, levels: Mapping[str, Iterable[str]]) -> PackedChunk:
         """Return a chunk with what the model needs; parameters as for `add_to_rows`."""
-        if self.covariates is not None:
-            chunk = code_chunk(chunk, self.covariates, levels)
-        if self.periods is not None:
-            chunk = add_periods_to_chunk(chunk, self.periods, levels)
-        return chunk
+        coders = self._make_coders(levels)
+        return _code_chunk(chunk, coders) if coders else chunk
+
+    def _make_coders(self, levels: Mapping[str, Iterable[str]]) -> tuple[ColumnCoder, ...]:
+        columns = () if self.covariates is None else self.covariates.columns
+        coders = tuple(make_covariate_coder(column, levels) for column in columns)
+        return coders if self.periods is None else coders + make_period_coders(self.periods, levels)
+
+
+def _code_chunk(chunk: PackedChunk, coders: Sequence[ColumnCoder]) -> AnnotatedChunk:
+    coded = [coder.encode(chunk.columns[coder.name]) for coder in coders]
+    return replace(annotate_chunk(chunk), covariates=np.concatenate(coded, axis=1))
+
+
+@dataclass(frozen=True)
+class _CodingReader:
+    """Reads chunks with what the model needs of the columns of their rows, in any process."""
+
+    read: Callable[[int], PackedChunk]
+    coders: tuple[ColumnCoder, ...]
+
+    def __call__(self, key: int) -> AnnotatedChunk:
+        return _code_chunk(self.read(key), self.coders)
+
+    def read_ahead(self, keys: Iterable[int]) -> None:
+        """Start to read the chunks that are needed next."""
+        start_reading(self.read, keys)
 
 
 NO_COLUMNS = RowColumns()

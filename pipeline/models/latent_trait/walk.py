@@ -58,7 +58,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, logit
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.data.periods import MEMBER, TIME, RowPeriods
+from pipeline.data.periods import RowPeriods
 from pipeline.errors import LEAVE_OUT, FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.learning.convergence import (
@@ -160,12 +160,12 @@ class WalkParams:
         """
         if not block.n_samples:
             return np.zeros(0, np.int64)
-        if MEMBER not in block.columns:
+        if block.covariates is None:
             raise FitError(
                 "Positions over time need the member and the time of each row, which are not read "
                 "here. Use `transform`."
             )
-        member, time = block.column(MEMBER), block.column(TIME)
+        member, time = block.covariates[:, 0].astype(np.int64), block.covariates[:, 1]
         period = np.minimum(np.searchsorted(self.times, time), len(self.times) - 1)
         keys, n_periods = self.member * len(self.times) + self.period, len(self.times)
         own = member * n_periods + period
@@ -658,9 +658,9 @@ class WalkingTrait(Model):
 
 def _split_by_time(block: BinaryBlock) -> Iterator[_PeriodRows]:
     """Yield the rows of each time, with the features that they observe."""
-    if not block.n_samples:
+    if not block.n_samples or block.covariates is None:
         return
-    times, inverse = np.unique(block.column(TIME), return_inverse=True)
+    times, inverse = np.unique(block.covariates[:, 1], return_inverse=True)
     for k in range(len(times)):
         rows = np.flatnonzero(inverse == k)
         is_range = len(rows) == rows[-1] + 1 - rows[0]  # which is cut without unpacking

@@ -14,7 +14,6 @@ from pipeline.data.column_measures import (
     measure_row_weights,
 )
 from pipeline.data.covariates import (
-    code_rows,
     have_same_columns,
     list_columns,
     read_covariates,
@@ -50,7 +49,7 @@ def measure(dataset: MemoryDataset, *names: str, weight: str | None = None) -> A
 def code(dataset: MemoryDataset, covariates: Any) -> Any:
     columns, numbers = list_columns(covariates)
     read = dataset.make_reader(columns=columns, number_columns=numbers)
-    rows = code_rows(RowSource(read, [N], 3, 1), covariates, dataset.levels)
+    rows = RowColumns(covariates).add_to_rows(RowSource(read, [N], 3, 1), dataset.levels)
     (block,) = iter_blocks(rows.read(0))
     return block.covariates
 
