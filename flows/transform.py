@@ -412,7 +412,7 @@ def prepare_transform(options: TransformOptions) -> TransformJob:
                     "the posterior mean. Leave out one of them."
                 )
     split = resolve_split(dataset, options.split)
-    check_row_columns(dataset, split)
+    check_row_columns(dataset, split, coder.params)
     if split is None:
         check_table_size(output, dataset.n_rows)
     job = TransformJob(options, coder, dataset, split, output, open_executor)

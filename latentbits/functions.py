@@ -602,7 +602,7 @@ def adapt_to_fit(dataset: Dataset, fitted: Fitted, split: str | None = None) -> 
     check_split_levels(fitted.manifest, dataset, "the fit")
     dataset = adapt_to_manifest(dataset, fitted.manifest, _make_column_error)
     with _translate_errors(dataset):
-        check_row_columns(dataset, split)
+        check_row_columns(dataset, split, fitted.params)
     return dataset
 
 

@@ -101,6 +101,11 @@ def check_folds(n_folds: int, label: str | None, models: Sequence[Model], n_rows
                 f"{{folds}} cannot be used with {model.name}, which predicts labels. Evaluate it "
                 "on rows that were not fitted, with {split=NAME}."
             )
+        if "periods" in model.support.parts:
+            raise FitError(
+                "{folds} cannot be used with positions over time: a fit has none at the times of "
+                "the rows that it leaves out. Leave out {folds}."
+            )
 
 
 def cross_validate(

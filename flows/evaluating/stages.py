@@ -318,7 +318,7 @@ def prepare_evaluation(options: EvaluateOptions) -> EvaluationPlan:
     for option in ("dif", "reliability"):
         if getattr(options, option):
             check_has_order(dataset, f"{{{option}}}")
-    check_row_columns(dataset, split)
+    check_row_columns(dataset, split, *(model.subject.params for model in models))
     if options.folds is not None:
         own_models = [model.subject.model for model in models]
         check_folds(options.folds, options.label, own_models, dataset.n_rows)

@@ -10,6 +10,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.data.blocks import pack_block
 from pipeline.data.covariates import (
     ColumnRequest,
     Covariates,
@@ -18,7 +19,12 @@ from pipeline.data.covariates import (
     measure_covariates,
 )
 from pipeline.data.datasets import Dataset, get_row_columns
-from pipeline.data.periods import RowPeriods, measure_periods
+from pipeline.data.periods import (
+    HasPositions,
+    RowPeriods,
+    make_period_coders,
+    measure_periods,
+)
 from pipeline.data.weights import (
     ColumnPart,
     RowWeights,
@@ -206,18 +212,39 @@ def measure_row_periods(
     )
 
 
-def check_row_columns(dataset: Dataset, split: str | None) -> None:
+def check_row_columns(dataset: Dataset, split: str | None, *params: object) -> None:
     """Check that the rows of a dataset or split have the columns of a fit, and values it has seen.
+
+    Parameters
+    ----------
+    dataset, split
+        The rows.
+    *params
+        Parameters of fits, which may have positions of members at some times only.
 
     Raises
     ------
     ValueError
-        If a column is missing, or has values that the fit has not seen; see `check_covariates`.
+        If a column is missing, or has values that a fit has not seen; see `check_covariates`.
     """
     row_columns = get_row_columns(dataset)
     dataset.check_columns([*row_columns.roles])
     if row_columns.covariates is not None:
         check_covariates(row_columns.covariates, _make_source(dataset, split, None))
+    if (periods := row_columns.periods) is None:
+        return
+    coders = make_period_coders(periods, dataset.levels)
+    columns = dataset.iter_codes(periods.row_id, split), dataset.iter_numbers(periods.time, split)
+    for (rows, ids), (_, times) in zip(*columns, strict=True):
+        coded = [coder.encode(own) for coder, own in zip(coders, (ids, times), strict=True)]
+        block = replace(
+            pack_block(np.zeros((len(rows), 0), np.uint8)),
+            row_numbers=rows,
+            covariates=np.concatenate(coded, axis=1),
+        )
+        for own_params in params:
+            if isinstance(own_params, HasPositions):
+                own_params.find_positions(block)
 
 
 def _parse_request(text: str, dataset: Dataset) -> ColumnRequest:

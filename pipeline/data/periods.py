@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.data.blocks import BinaryBlock
 from pipeline.data.column_coders import ColumnCoder, make_level_coder
 from pipeline.data.weights import ColumnPart
 from pipeline.errors import FitError, FitWarning
@@ -91,6 +92,14 @@ class RowPeriods:
             "times, leave out their rows, which make the variance of changes too small"
         )
         return (FitWarning(text, parameter="time"),)
+
+
+@runtime_checkable
+class HasPositions(Protocol):
+    """Parameters with the positions of members at some times."""
+
+    def find_positions(self, block: BinaryBlock) -> Indices:
+        """Return the index of the position of each row of a block; refuse rows without one."""
 
 
 def measure_periods(

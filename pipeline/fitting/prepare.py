@@ -33,6 +33,7 @@ from pipeline.data.column_measures import (
     measure_row_periods,
     measure_row_weights,
 )
+from pipeline.data.covariates import have_same_columns
 from pipeline.data.datasets import Dataset
 from pipeline.data.features import Feature, are_binary, list_features, name_reversed
 from pipeline.data.plane_views import (
@@ -333,7 +334,9 @@ def _match_initial_fit(
         groups = "no groups" if recorded is None else f"groups by {recorded}"
         raise FitError(f"{latest} has {groups}, unlike this fit. {remedy}")
     recorded_columns = RowColumns.read(manifest)
-    if not recorded_columns.have_same_columns(row_columns):
+    if recorded_columns.roles != row_columns.roles or not have_same_columns(
+        recorded_columns.covariates, row_columns.covariates
+    ):  # members may be others
         roles = " or ".join(sorted({*recorded_columns.roles.values(), *row_columns.roles.values()}))
         raise FitError(f"{latest} has other {roles} than this fit. {remedy}")
     n_components = int(manifest["n_components"])

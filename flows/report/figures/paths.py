@@ -86,10 +86,10 @@ def find_changes(artifact: Artifact) -> list[PositionChange]:
         own = np.flatnonzero(artifact["member"] == member)
         if len(own) > 1:
             variance = compute_change_variance(times[own], precision[own].clip(0.0), innovation)
-            first, last = own[0], own[-1]
             name = artifact.manifest["periods"]["members"][member]
-            ends = (times[first], times[last], *artifact["position"][[first, last]])
-            changes.append(PositionChange(name, *map(float, ends), float(np.sqrt(variance))))
+            first, last = times[own[[0, -1]]].tolist()
+            start, end = artifact["position"][own[[0, -1]]].tolist()
+            changes.append(PositionChange(name, first, last, start, end, float(np.sqrt(variance))))
     return changes
 
 
@@ -109,8 +109,10 @@ def make_change_table(artifact: Artifact) -> TextTable | None:
         )
         for own in changes
     )
-    columns = (record["row_id"], f"first {record['time']}", f"last {record['time']}")
-    columns += ("position then", "position at the end", "change", "95 % interval")
+    columns = (
+        *(record["row_id"], f"first {record['time']}", f"last {record['time']}"),
+        *("position then", "position at the end", "change", "95 % interval"),
+    )
     note = format_shown_count(
         "members", len(rows), len(record["members"]), ": those who moved most"
     )

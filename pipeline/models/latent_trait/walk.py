@@ -175,8 +175,7 @@ class WalkParams:
             k = int(np.argmin(is_known))
             raise FitError(
                 f"row {block.rows[k] + 1}: the fit has no position of this member at time "
-                f"{time[k]:.10g}. Fit again with this row, from the items of this fit by "
-                "{warm_start}, or leave it out."
+                f"{time[k]:.10g}. Fit again with this row, or leave it out."
             )
         return places
 
@@ -609,6 +608,9 @@ class WalkingTrait(Model):
             "objective_is": "approximate log-likelihood",
         }
         warnings = []
+        if empty := diagnostics["rows_without_values"]:
+            text = f"rows without any value: {empty:,}; their positions follow from other periods"
+            warnings.append(FitWarning(text))
         if self._find_largest_scale(state) < 1 + MAX_STRETCH:
             text = (
                 "answers nearly separate members, so that the scale of positions, and of the "

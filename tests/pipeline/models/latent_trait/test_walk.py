@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import latentbits as lb
+from flows.evaluating.folds import check_folds
 from flows.report.figures.paths import make_change_table
 from flows.report.page import build_report_from_artifact
 from pipeline.errors import FitError
@@ -140,6 +141,7 @@ def test_untidy_members_have_positions() -> None:
     variance = codes["variance"][:, 0]
     assert np.isfinite(codes["mean"]).all()
     assert variance[n + 2] == pytest.approx(1.0)  # the prior
+    assert any("rows without any value: 1; their" in text for text in fitted.warnings)
     assert variance[n + 1] < variance[n] < 1.0
     last = max(variance[k] for k in range(n) if members[k] == "m0" and times[k] <= 5)
     assert variance[n + 3] > 40 * float(fitted.params.innovation_variance) > last / 100
@@ -228,6 +230,23 @@ def test_rows_of_roll_calls_have_the_names_of_members_and_times(
         lines = lb.evaluate(fitted, data, roll_calls=True)["roll_calls"]["by_row"]
         expected = [f"{member}, {term:g}" for member, term in zip(own, terms, strict=True)]
         assert [line["name"] for line in lines] == expected
+
+
+def test_rows_are_evaluated_by_the_positions_of_their_members(
+    court: tuple[lb.Fitted, Any],
+) -> None:
+    fitted, data = court
+    found = lb.evaluate(fitted, data, executor="serial")
+    codes = lb.transform(fitted, data, reconstruct="bits")
+    members, terms, votes, _ = draw_votes()
+    is_wrong = (codes["bits"] != votes) & ~np.isnan(votes)
+    assert found["wrong_bits"] == pytest.approx(is_wrong.sum() / (~np.isnan(votes)).sum())
+    assert "neighbourhoods" in found
+    with pytest.raises(FitError, match="folds cannot be used with positions over time"):
+        check_folds(2, None, [fitted.model], len(votes))
+    later = lb.from_numpy(votes, keep={"member": members, "term": np.asarray(terms) + 1})
+    with pytest.raises(FitError, match="the fit has no position of this member at time"):
+        lb.evaluate(fitted, later)
 
 
 def test_unsupported_combinations_are_refused() -> None:
