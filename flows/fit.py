@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from flows.fitting.scales import ScalePlan
 
 HELP = "Fit a latent-variable model, and write it to a folder, called an artifact.\n"
-EXAMPLES = f"""Example: python -m flows.fit --dataset votes.zarr --model blica
-{FIT_EXIT_CODES}"""
-app = make_app("fit", HELP, format_settings_help(sys.argv) + EXAMPLES)
+app = make_app("fit", HELP, format_settings_help(sys.argv) + FIT_EXIT_CODES)
 
 
 @make_flow("fit", FitOptions)

@@ -169,7 +169,7 @@ def is_allowed(path: Path, found: FoundImport) -> bool:
     if name == "storage/dataset/dataset.py" and found.package == "dask":
         return found.scope in ("BinaryDataset.to_dask", "TYPE_CHECKING")
     if package == "pipeline" and found.package in DASK:
-        return name == "pipeline/executors/dask.py"
+        return name in ("pipeline/executors/dask.py", "pipeline/executors/dask_monitor.py")
     if name.startswith("pipeline/models/"):
         named = {"numba", "numpy", "scipy", "pipeline", "docstring_parser"}
         return found.package in named | {*sys.stdlib_module_names}

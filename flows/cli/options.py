@@ -150,6 +150,13 @@ class ExecutorOptions(TypedDict, total=False):
         ),
         ExampleValue(60),
     ]
+    task_timeout: Annotated[
+        WholeNumber,
+        Option(
+            group=CLUSTER,
+            help="Seconds until another worker gets a stuck task.",
+        ),
+    ]
     cluster: Annotated[
         str,
         Option(

@@ -7,6 +7,8 @@ from typing import Any
 from prefect.blocks.core import Block
 from pydantic import Field
 
+_TIMEOUTS = ("worker_timeout", "task_timeout")
+
 
 class DaskCluster(Block):
     """Settings of a Dask cluster. Certificates remain files on the machine that runs commands."""
@@ -29,8 +31,13 @@ class DaskCluster(Block):
     worker_timeout: int | None = Field(
         default=None, ge=1, description="Seconds to wait for workers, and for lost ones to return."
     )
+    task_timeout: int | None = Field(
+        default=None,
+        ge=1,
+        description="Seconds without a finished task after which others get a worker's tasks.",
+    )
 
     def settings(self) -> dict[str, Any]:
         """Return the settings by the names of the options."""
-        names = ("tls_ca", "tls_cert", "tls_key", "workers", "worker_memory", "worker_timeout")
+        names = ("tls_ca", "tls_cert", "tls_key", "workers", "worker_memory", *_TIMEOUTS)
         return {"cluster": self.address, **{name: getattr(self, name) for name in names}}

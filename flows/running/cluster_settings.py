@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LOCAL_CLUSTER = "local"
 _TLS_SETTING_NAMES = ("tls_ca", "tls_cert", "tls_key")
-_WORKER_SETTING_NAMES = ("worker_memory", "worker_timeout")
+_WORKER_SETTING_NAMES = ("worker_memory", "worker_timeout", "task_timeout")
 _SETTING_NAMES = ("cluster", "workers", *_WORKER_SETTING_NAMES, *_TLS_SETTING_NAMES, "insecure")
 _BLOCK_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 _MIN_WORKER_MEMORY = 128 << 20  # the imported packages of a worker take that much
@@ -45,13 +45,17 @@ class ClusterSettings:
     worker_memory
         Minimum bytes of memory of each worker process.
     worker_timeout
-        Seconds to wait for workers, at the start and after all workers were lost.
+        Seconds to wait for workers, at the start and after all workers were lost, and for answers.
+    task_timeout
+        Seconds without a finished task after which others get the tasks of a worker; None takes ten
+        times the slowest task, and at least 5 minutes.
     """
 
     address: str | None = None
     workers: int | None = None
     worker_memory: int | None = None
     worker_timeout: int = 60
+    task_timeout: int | None = None
     security: Security | None = None
 
 
@@ -78,6 +82,7 @@ def resolve_cluster_settings(options: Mapping[str, Any]) -> ClusterSettings:
         )
     workers, worker_memory = _parse_count(settings, "workers"), _parse_worker_memory(settings)
     timeout = _parse_count(settings, "worker_timeout") or ClusterSettings.worker_timeout
+    limits = worker_memory, timeout, _parse_count(settings, "task_timeout")
     if address is None:
         if workers is not None:
             check_local_workers(workers, settings["workers"].source)
@@ -94,9 +99,9 @@ def resolve_cluster_settings(options: Mapping[str, Any]) -> ClusterSettings:
                 [settings[name] for name in _WORKER_SETTING_NAMES if name in settings],
                 "{workers} or {cluster}",
             )
-        return ClusterSettings(None, workers, worker_memory, timeout)
+        return ClusterSettings(None, workers, *limits)
     security = _make_security(address, tls) if address.scheme == "tls" else None
-    return ClusterSettings(address.geturl(), workers, worker_memory, timeout, security)
+    return ClusterSettings(address.geturl(), workers, *limits, security)
 
 
 def check_local_workers(n_workers: int, source: str) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -18,9 +19,11 @@ from flows.running.cluster_settings import ClusterSettings
 from flows.running.resources import MALLOC_VARIABLES, read_memory_size
 from pipeline.errors import ClusterLost, FitError, keep_placeholder
 from pipeline.executors.dask import DaskExecutor, check_workers
+from pipeline.executors.dask_monitor import ClusterMonitor, close_client
 
 _SPILL_THRESHOLDS = ("target", "spill", "pause")
 _WORKER_PACKAGES = ("pipeline", "storage")
+_PAUSE_SECONDS, _START_SECONDS = 0.1, 30.0
 
 
 @contextmanager
@@ -47,38 +50,53 @@ def _write_performance_report(client: Client, path: str | None) -> Iterator[None
         yield
 
 
+class _Client(Client):  # type: ignore[misc]
+    """A client that does not wait forever for a scheduler that froze after it had connected."""
+
+    def start(self, **options: Any) -> None:
+        """Start the connection."""
+        super().start(callback_timeout=_START_SECONDS, **options)
+
+
 def _make_client(cluster: Any, **options: Any) -> Client:
     """Connect, without becoming the default client for the caller's own Dask collections."""
-    return Client(cluster, set_as_default=False, **options)
+    return _Client(cluster, set_as_default=False, **options)
 
 
 @contextmanager
 def _open_dask_executor(cluster: ClusterSettings) -> Iterator[DaskExecutor]:
     if cluster.address is None:
-        with (
-            _hide_main_module(),
-            _start_local_cluster(cluster) as local,
-            _make_client(local, direct_to_workers=True) as client,
-        ):
+        with _hide_main_module(), _start_local_cluster(cluster) as local:
             connect = partial(_make_client, local, direct_to_workers=True)
-            yield DaskExecutor(client, connect, cluster.worker_timeout)
+            with _close_clients(cluster, connect(), connect) as executor:
+                yield executor
         return
     client = _connect_and_check(cluster)
-    executor = DaskExecutor(client, partial(_reconnect, cluster), cluster.worker_timeout)
+    with _close_clients(cluster, client, partial(_reconnect, cluster)) as executor:
+        yield executor
+
+
+@contextmanager
+def _close_clients(
+    cluster: ClusterSettings, client: Client, connect: Callable[[], Client]
+) -> Iterator[DaskExecutor]:
+    """Make an executor; close its last client at the end, as it connects again if necessary."""
+    executor = DaskExecutor(client, connect, cluster.worker_timeout, cluster.task_timeout)
     try:
         yield executor
     finally:
-        executor.client.close()
+        close_client(executor.client)
 
 
 def _connect_and_check(cluster: ClusterSettings) -> Client:
     assert cluster.address is not None
     client = _connect(cluster.address, cluster.security)
+    monitor = ClusterMonitor(client, cluster.worker_timeout)
     try:
-        _wait_for_workers(client, cluster)
-        check_workers(client, _WORKER_PACKAGES)
+        _wait_for_workers(monitor, cluster)
+        check_workers(monitor, _WORKER_PACKAGES)
     except BaseException:
-        client.close()
+        close_client(client)
         raise
     return client
 
@@ -103,18 +121,18 @@ def _connect(address: str, security: Security | None) -> Client:
         ) from error
 
 
-def _wait_for_workers(client: Client, cluster: ClusterSettings) -> None:
+def _wait_for_workers(monitor: ClusterMonitor, cluster: ClusterSettings) -> None:
     """Wait for the number of workers, and check that each has the minimum memory."""
-    n_workers = cluster.workers or 1
-    try:
-        client.wait_for_workers(n_workers, timeout=cluster.worker_timeout)
-    except TimeoutError as error:
-        raise FitError(
-            f"{{cluster}}: {cluster.address} had only {len(client.scheduler_info()['workers'])} of "
-            f"{n_workers} workers after {cluster.worker_timeout} s. Start more, or wait longer by "
-            "{worker_timeout}."
-        ) from error
-    for address, worker in client.scheduler_info()["workers"].items():
+    n_workers, deadline = cluster.workers or 1, time.monotonic() + cluster.worker_timeout
+    while len(workers := monitor.ask("identity", n_workers=-1)["workers"]) < n_workers:
+        if time.monotonic() > deadline:
+            raise FitError(
+                f"{{cluster}}: {cluster.address} had only {len(workers)} of {n_workers} workers "
+                f"after {cluster.worker_timeout} s. Start more, or wait longer by "
+                "{worker_timeout}."
+            )
+        time.sleep(_PAUSE_SECONDS)
+    for address, worker in workers.items():
         if worker["memory_limit"] and worker["memory_limit"] < (cluster.worker_memory or 0):
             raise FitError(
                 f"{{worker_memory}} is {cluster.worker_memory:,} bytes, but the worker {address} "

@@ -10,17 +10,14 @@ import sys
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise, zip_longest
 from typing import Any, TypeVar
 
 import dask
-from distributed import Client, Future, KilledWorker, get_worker
-from distributed.comm import CommClosedError
+from distributed import Client, Future, get_worker
 
 from pipeline.errors import ClusterLost, FitError
 from pipeline.executors.base import (
@@ -34,11 +31,12 @@ from pipeline.executors.base import (
 )
 from pipeline.executors.cancellation import check_cancelled, run_cancellable
 from pipeline.executors.code_digest import describe_environment
+from pipeline.executors.dask_monitor import ClusterMonitor, make_cluster_lost
 
 T = TypeVar("T")
 R = TypeVar("R")
 F = TypeVar("F")
-_CLOSE_SECONDS, _POLL_SECONDS, _PAUSE_SECONDS = 2.0, 1.0, 0.05
+_POLL_SECONDS, _PAUSE_SECONDS = 1.0, 0.05
 _MAX_ARITY = 8
 """Most results that a task merges."""
 
@@ -54,12 +52,18 @@ class DaskExecutor:
     connect
         Creates a client for the next map after the cluster was lost; None if that is impossible.
     worker_timeout
-        Seconds to wait for another worker after all workers were lost.
+        Seconds to wait for another worker after all workers were lost; see `ClusterMonitor`.
+    task_timeout
+        Seconds without a finished task after which others get the tasks of a worker.
     """
 
     client: Client
     connect: Callable[[], Client] | None = None
     worker_timeout: float = 60.0
+    task_timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        self._monitor = ClusterMonitor(self.client, self.worker_timeout, self.task_timeout)
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Generator[R]:
         """Apply a function to every item; yield the results in the order of the items.
@@ -72,6 +76,7 @@ class DaskExecutor:
         """
         name = f"{_get_function_name(function)}-{uuid.uuid4().hex[:8]}"
         addresses = self._list_thread_addresses()
+        self._monitor.start_run(name)
         # Twice as many items as threads keep workers busy while results are returned in order.
         n_ahead = max(4, 2 * len(addresses))
         sent_function = self._submit(_return_function, function, key=f"{name}-function")
@@ -114,6 +119,7 @@ class DaskExecutor:
         name = f"{_get_function_name(function)}-{uuid.uuid4().hex[:8]}"
         sent_function = self._submit(_return_function, function, key=f"{name}-function")
         addresses = self._list_thread_addresses()
+        self._monitor.start_run(name)
         n_threads = max(len(addresses), 1)
         spans, merges = _plan_tasks(name, sent_function, merge, trees, addresses, max_items)
         roots = [task for task in merges if task.is_root]
@@ -134,7 +140,8 @@ class DaskExecutor:
                     running |= self._submit_tasks([spans.popleft() for _ in range(n_free)])
                     merges = self._submit_ready(merges)
                 else:
-                    self._pause()
+                    time.sleep(_PAUSE_SECONDS)
+                    self._monitor.check()
                 poll()
             next_root = iter(roots)
             for tree in trees:
@@ -173,13 +180,6 @@ class DaskExecutor:
             merges = [m for m in merges if m.future is None]
         return merges
 
-    def _pause(self) -> None:
-        """Let workers work for a moment; without workers, do not wait forever."""
-        time.sleep(_PAUSE_SECONDS)
-        with self._raise_cluster_lost(CommClosedError):
-            if not self.client.scheduler_info(n_workers=0)["n_workers"]:
-                self._wait_for_any_worker()
-
     def _submit(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Future:
         (future,) = self._submit_all(
             function,
@@ -192,30 +192,31 @@ class DaskExecutor:
         self, function: Callable[..., Any], *iterables: Sequence[Any], **options: Any
     ) -> list[Future]:
         """Submit tasks in one message, without Dask's warning about its size."""
-        with dask.config.set({"distributed.admin.large-graph-warning-threshold": sys.maxsize}):
+        large = {"distributed.admin.large-graph-warning-threshold": sys.maxsize}
+        with dask.config.set(large), self._monitor.detect_loss():
             futures: list[Future] = self.client.map(function, *iterables, pure=False, **options)
         return futures
 
     def describe_workers(self) -> dict[str, dict[str, Any]]:
         """Describe the current workers, by address."""
-        with self._raise_cluster_lost(OSError):
-            workers: dict[str, dict[str, Any]]
-            workers = self._get_client().scheduler_info(n_workers=-1)["workers"]
+        self._reconnect()
+        workers: dict[str, dict[str, Any]] = self._monitor.ask("identity", n_workers=-1)["workers"]
         return workers
 
     def run_on_workers(self, function: Callable[[], R]) -> dict[str, R]:
         """Call a function on every worker; workers that do not answer have no result."""
-        client = self._get_client()
-        results: dict[str, R] = {}
-        with suppress(OSError):  # if the cluster was lost, the next map raises
-            results = client.run(function, on_error="ignore")
-        return results
+        self._reconnect()
+        try:
+            results = self._monitor.call_on_workers(function)
+        except ClusterLost:  # the next map raises
+            return {}
+        return {k: value for k, value in results.items() if not isinstance(value, Exception)}
 
-    def _get_client(self) -> Client:
-        """Return the client, or a new one if the cluster was lost."""
+    def _reconnect(self) -> None:
+        """Connect again if the cluster was lost."""
         if self.client.status == "closed" and self.connect is not None:
             self.client = self.connect()
-        return self.client
+            self._monitor = ClusterMonitor(self.client, self.worker_timeout, self.task_timeout)
 
     def _list_thread_addresses(self) -> list[str]:
         """Return the address of each thread's worker, (n_threads,)."""
@@ -227,53 +228,32 @@ class DaskExecutor:
     def _wait_for_result(
         self, future: Future, on_poll: Callable[[], object] = check_cancelled
     ) -> Any:
-        with self._raise_cluster_lost(CommClosedError):
-            value = self._get_result(future, on_poll)
-        future.release()
-        return value
-
-    def _get_result(self, future: Future, on_poll: Callable[[], object]) -> Any:
-        """Return the result of a task, or raise its error; without workers, do not wait forever."""
+        """Return the result of a task, or raise its error; watch the cluster meanwhile."""
         seconds = _POLL_SECONDS
         while True:
-            try:
-                return future.result(seconds)
-            except TimeoutError:
-                if future.status == "error":  # meanwhile, or the task itself raised this error
-                    return future.result()
-                if future.status == "finished":  # a large result, or one whose worker is lost
-                    seconds *= 2
+            with self._monitor.detect_loss(future):
+                try:
+                    value = future.result(seconds)
+                    future.release()
+                    return value
+                except TimeoutError:
+                    if future.status == "error":  # meanwhile, or the task itself raised this error
+                        return future.result()
+                    if future.status == "finished":  # a large result, or one whose worker is lost
+                        seconds *= 2
             on_poll()
-            if not self.client.scheduler_info(n_workers=0)["n_workers"]:
-                self._wait_for_any_worker()
-
-    def _wait_for_any_worker(self) -> None:
-        try:
-            self.client.wait_for_workers(1, timeout=self.worker_timeout)
-        except TimeoutError as error:
-            raise CommClosedError(f"no worker for {self.worker_timeout:g} s") from error
-
-    @contextmanager
-    def _raise_cluster_lost(self, connection_error: type[OSError]) -> Iterator[None]:
-        """Raise `ClusterLost`, and close the client, which would wait until the cluster returns."""
-        try:
-            yield
-        except KilledWorker as error:
-            raise _make_cluster_lost(error) from error
-        except (CancelledError, connection_error) as error:
-            self.client.close(_CLOSE_SECONDS)
-            raise _make_cluster_lost(error) from error
+            self._monitor.check()
 
 
-def _make_cluster_lost(error: BaseException) -> ClusterLost:
-    reason = " ".join(str(error).split())[:200]
-    return ClusterLost(f"The cluster or its workers were lost ({reason}). Start the cluster again.")
-
-
-def check_workers(client: Client, packages: Sequence[str]) -> None:
+def check_workers(monitor: ClusterMonitor, packages: Sequence[str]) -> None:
     """Refuse a cluster whose workers have other code or libraries than this process."""
     expected = describe_environment(packages)
-    for worker, versions in client.run(describe_environment, packages, on_error="return").items():
+    answers = monitor.call_on_workers(describe_environment, packages)
+    if all(isinstance(versions, TimeoutError) for versions in answers.values()):
+        raise make_cluster_lost(f"no worker answered for {monitor.worker_timeout:g} s")
+    for worker, versions in answers.items():
+        if isinstance(versions, TimeoutError):  # frozen; the monitor restarts it in the first pass
+            continue
         if isinstance(versions, Exception):
             raise FitError(
                 f"worker {worker}: latentbits is missing or has another version there "

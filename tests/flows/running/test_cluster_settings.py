@@ -55,9 +55,11 @@ def test_threads_are_the_default_without_a_cluster(monkeypatch, tmp_path):
 
 def test_local_takes_all_cores_unless_told_otherwise():
     assert check_executor_options(cluster="local") == ClusterSettings(workers=CPU_COUNT)
-    limits = {"worker_memory": "1GiB", "worker_timeout": 9}
+    limits = {"worker_memory": "1GiB", "worker_timeout": 9, "task_timeout": 7}
     told = check_executor_options(cluster="local", workers=3, **limits)
-    assert told == ClusterSettings(workers=3, worker_memory=1 << 30, worker_timeout=9)
+    assert told == ClusterSettings(
+        workers=3, worker_memory=1 << 30, worker_timeout=9, task_timeout=7
+    )
 
 
 def test_options_come_before_the_environment(monkeypatch, tls):

@@ -224,6 +224,32 @@ def test_a_fit_ends_if_all_workers_are_lost(cli, dataset, plain, frozen_seconds)
 
 
 @pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (signal.SIGSTOP, "the scheduler has not answered for 9 s"),
+        (signal.SIGKILL, "the scheduler has gone"),
+    ],
+)
+def test_a_fit_ends_if_the_scheduler_freezes_or_dies(cli, dataset, tmp_path, fault, reason):
+    with start_scheduler(tmp_path) as address, start_worker(address):
+        with Client(address, set_as_default=False) as client:
+            client.wait_for_workers(1, timeout=600)
+            fail = partial(_signal_own_process, fault)
+            install_trap(client, SchedulerTrap("reduce_pieces", 1, 0, fail))
+        done = cli("fit", "--dataset", dataset, "--cluster", address, "--worker-timeout", 9)
+    assert (done.code, done.message) == (
+        1,
+        f"error: The cluster or its workers were lost ({reason}). "
+        "Start the cluster again. Then continue with --resume.",
+    )
+
+
+def _signal_own_process(fault: int) -> None:
+    os.kill(os.getpid(), fault)
+
+
+@pytest.mark.matrix
 def test_a_fit_goes_on_if_a_worker_returns(cli, dataset, plain):
     with ExitStack() as stack:
         worker = stack.enter_context(start_worker(plain))

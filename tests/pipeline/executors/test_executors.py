@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, Scheduler, SchedulerPlugin
+from distributed import Client, LocalCluster, Scheduler, SchedulerPlugin, Worker
 from threadpoolctl import ThreadpoolController, threadpool_limits
 
 from pipeline.data.features import Feature
-from pipeline.errors import FitError
+from pipeline.errors import ClusterLost, FitError
 from pipeline.executors.base import (
     Node,
     SerialExecutor,
@@ -207,6 +207,59 @@ def die_at_some(folder: str, items: Sequence[int]) -> str:
     if items[0] in (10, 20, 30, 40, 50) and not mark.exists():
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
+    return write_span(items)
+
+
+def test_a_pass_ends_if_all_workers_pause(three_workers) -> None:
+    with Client(three_workers.cluster, set_as_default=False) as client:
+        set_pause_fraction(three_workers, 1e-9, "paused")
+        found = DaskExecutor(client, worker_timeout=1).map(abs, [1])
+        with pytest.raises(ClusterLost, match=r"all paused as their memory is full: tcp://.* GB"):
+            next(found)
+        assert client.status == "closed"
+    set_pause_fraction(three_workers, 0.8, "running")
+
+
+def set_pause_fraction(client: Client, fraction: float, status: str) -> None:
+    """Let workers pause at a fraction of their memory; wait until all have a status."""
+    client.run(_set_pause_fraction, fraction)
+    eventually(
+        lambda: (
+            {w["status"] for w in client.scheduler_info(n_workers=-1)["workers"].values()}
+            == {status}
+        )
+    )
+
+
+def _set_pause_fraction(fraction: float, dask_worker: Worker) -> None:
+    dask_worker.memory_manager.memory_pause_fraction = fraction
+
+
+@pytest.mark.matrix
+def test_others_get_the_tasks_and_results_of_a_frozen_worker(three_workers, caplog) -> None:
+    """Its nanny restarts it."""
+    processes = three_workers.run(os.getpid)
+    frozen = min(processes, key=str)
+    done: list[int] = []
+
+    def freeze(items: Sequence[int]) -> None:
+        if not done:
+            os.kill(processes[frozen], signal.SIGSTOP)
+        done.extend(items)
+
+    executor = DaskExecutor(three_workers, worker_timeout=15)
+    three_workers.wait_for_workers(3, timeout=600)
+    assert len(list(executor.map(write_slowly, [[k] for k in range(6)]))) == 6  # imports are slow
+    (text,) = executor.reduce(write_slowly, write_merge, [Tree(range(64), (), list)], freeze, 1)
+    assert text == [(6, write_span(range(64)))]
+    assert sorted(done) == list(range(64))
+    assert f"worker {frozen} has not answered for 15 s" in caplog.text
+    three_workers.wait_for_workers(3, timeout=600)
+    assert processes[frozen] not in three_workers.run(os.getpid).values()
+
+
+def write_slowly(items: Sequence[int]) -> str:
+    time.sleep(0.02)
     return write_span(items)
 
 
