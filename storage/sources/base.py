@@ -48,7 +48,7 @@ AbsentFeatures = Literal["missing", "refuse"]
 _MIN_BATCH_ROWS = 64
 _CONTEXT_ROWS = 5000
 _MAX_NAMED = 5
-_MAX_COMPARED = 500  # features with values that are not binary
+_MAX_COMPARED = 200  # features with values that are not binary
 _TEXT_TABLE = re.compile(r"\.(csv|tsv)(\.gz)?$", re.IGNORECASE)
 _MAX_FEATURES = 10_000_000
 _MAX_INTEGER = 2**63 - 1
@@ -276,8 +276,10 @@ class Source(ABC):
             row, feature = divmod(int((codes == INVALID).argmax()), self.n_features)
             near = slice(max(0, row - _CONTEXT_ROWS), row + _CONTEXT_ROWS)
             nearby = texts(near, feature)
-            others = np.flatnonzero((codes == INVALID).any(axis=0))[:_MAX_COMPARED].tolist()
-            alike = [k for k in others if has_same_meaning(texts(near, k), nearby)]
+            others = np.flatnonzero((codes == INVALID).any(axis=0)).tolist()
+            compared = others[:_MAX_COMPARED]  # if they are all alike, so are the rest
+            alike = [k for k in compared if has_same_meaning(texts(near, k), nearby)]
+            alike = others if alike == compared else alike
             raise self.make_not_binary_error(
                 first_row + row, feature, nearby[min(row, _CONTEXT_ROWS)], nearby, alike
             )

@@ -820,7 +820,7 @@ def has_same_meaning(values: Sequence[str], others: Sequence[str]) -> bool:
     These are whole numbers, or few words that all occur among the values.
     """
     own, known = (
-        {w.lower() for value in listed if not is_missing_word(w := remove_quotes(value))}
+        {w.lower() for value in {*listed} if not is_missing_word(w := remove_quotes(value))}
         for listed in (values, others)
     )
     numbers = [parse_number(word) for word in own | known]
@@ -868,8 +868,9 @@ def _suggest_map(counts: Counter[str], alternative: str, patterns: Sequence[str]
         return f"Correct it, or read it as missing:{_format_missing_options(unmapped)}"
     if not 2 <= len(plain) <= _MAX_PROPOSED:
         return (
-            f"Define the meaning of every value: {_format_options('map', patterns, _PAIRS)}, and "
-            f"{{missing=VALUE}} for the rest{order}{alternative}"
+            "Define the meaning of every value: "
+            f"{_format_options('map', patterns[:1], _PAIRS)}, and {{missing=VALUE}} for the rest"
+            f"{order}{alternative}"
         )
     one, zero, *unmapped = sorted(plain, key=lambda value: value != "1")  # 1 first
     missing, one, zero = _format_missing_options(unmapped), quote(one), quote(zero)

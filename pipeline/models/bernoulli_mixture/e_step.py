@@ -18,8 +18,7 @@ from pipeline.arrays import Array, Words
 from pipeline.numerics.bits.digit_tables import (
     BLOCK,
     Digits,
-    add_entries,
-    add_shares,
+    add_digits,
     choose_digit_bits,
     divide_tables,
     list_digits,
@@ -164,10 +163,10 @@ def _sum_logs(
         for k in range(n_components, scores.shape[1]):
             scores[row, k] = -np.inf
     list_digits(rows.words, w, 0, rows.n_bits, digits)
-    add_entries(rows.odds, rows.n_bits, digits, scores)
+    add_digits(rows.odds, rows.n_bits, digits, BLOCK, scores, True)
     if len(rows.observed_words):
         list_digits(rows.observed_words, w, n_rows, rows.absent_bits, missing)
-        add_entries(rows.absent, rows.absent_bits, missing, scores)
+        add_digits(rows.absent, rows.absent_bits, missing, BLOCK, scores, True)
 
 
 @_kernel
@@ -245,8 +244,8 @@ def _add_sums(
                 scores[row, k] *= weight
                 mass[k] += scores[row, k]
         nats += math.log(product)
-        add_shares(ones_tables, rows.n_bits, digits, n_rows, scores)
-        add_shares(missing_tables, rows.absent_bits, missing_digits, n_rows, scores)
+        add_digits(ones_tables, rows.n_bits, digits, n_rows, scores, False)
+        add_digits(missing_tables, rows.absent_bits, missing_digits, n_rows, scores, False)
         if len(weighted_posterior):
             weighted_posterior[first : first + n_rows] = scores[:n_rows, : len(mass)]
     divide_tables(ones_tables, rows.n_bits, ones)

@@ -229,24 +229,21 @@ def _mark_missing(observed: Any, n_rows: int) -> Any:
 
 
 @_kernel
-def add_entries(tables: Array, n_bits: int, digits: Digits, scores: Array) -> None:
-    """Add the entries of the digits of rows to their scores, (64, width)."""
-    flat, width = tables.ravel(), tables.shape[1]
-    for group in range(len(digits.counts)):
-        first = group * _count_group_blocks(n_bits) * (BLOCK // n_bits << n_bits) * width
-        for row in range(BLOCK):
-            places, n = digits.places[group, row], digits.counts[group, row]
-            for k in range(0, width if n else 0, _LANES):
-                _add_entries_to_row(flat[first + k :], width, places, n, scores[row, k:])
+def add_digits(
+    tables: Array, n_bits: int, digits: Digits, n_rows: int, scores: Array, adds_entries: bool
+) -> None:
+    """Add the entries of the digits of rows to their scores, (64, width), or these to the entries.
 
-
-@_kernel
-def add_shares(tables: Array, n_bits: int, digits: Digits, n_rows: int, shares: Array) -> None:
-    """Add the shares of rows, (64, width), to the entries of their digits."""
+    `adds_entries` says which.
+    """
     flat, width = tables.ravel(), tables.shape[1]
     for group in range(len(digits.counts)):
         first = group * _count_group_blocks(n_bits) * (BLOCK // n_bits << n_bits) * width
         for row in range(n_rows):
             places, n = digits.places[group, row], digits.counts[group, row]
             for k in range(0, width if n else 0, _LANES):
-                _add_row_to_entries(flat[first + k :], width, places, n, shares[row, k:])
+                entries, own = flat[first + k :], scores[row, k:]
+                if adds_entries:
+                    _add_entries_to_row(entries, width, places, n, own)
+                else:
+                    _add_row_to_entries(entries, width, places, n, own)
