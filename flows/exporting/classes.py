@@ -51,13 +51,15 @@ def make_class_table(fitted: LoadedModel) -> BatchedTable:
 def make_level_table(artifact: Artifact) -> BatchedTable:
     """Make a table with one line per feature and level: its probability in each class, and errors.
 
-    Binary features have only the level that means 1.
+    Levels of nominal items have slopes and offsets instead. Binary features have only the level
+    that means 1.
     """
     names, columns = read_level_columns(artifact)
     if not columns:
         raise DataError(
-            f"{artifact.path}: {artifact.manifest['model']} has no probabilities of levels. Fit "
-            "bernoulli-mixture to features with several levels, or use --what items."
+            f"{artifact.path}: {artifact.manifest['model']} has no parameters of levels. Fit "
+            "bernoulli-mixture to features with several levels, or latent-trait with "
+            "--set items=nominal, or use --what items."
         )
     features, levels = zip(*names, strict=True)
     texts = {"feature": pa.array(features, pa.string()), "level": pa.array(levels, pa.string())}

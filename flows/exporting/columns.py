@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.features import read_features
+from pipeline.data.features import find_nominal, read_features
 from pipeline.models.loading_pattern import read_trait_names
 from pipeline.params import DimensionLabels, label_positions
 from storage.artifacts.artifacts import Artifact
@@ -20,6 +20,9 @@ from storage.display import list_trait_names
 _ERROR, _INTERVAL_ENDS = "error", ("low", "high")
 _ALL_ROWS = "all"
 _PARTS = ("plane", "level", "continuous")  # dimensions of parts of features
+# By feature; nominal ones have slopes and offsets of their categories instead.
+_NEEDS_ORDER = ("weights", "offsets", "rotated", "group_weights", "group_offsets")
+_OF_CATEGORIES = ("level_weights", "level_offsets")
 Array = NDArray[Any]
 
 
@@ -69,13 +72,16 @@ def read_parameter_columns(artifact: Artifact, dim: str) -> list[ParameterColumn
 
     Parameters by feature and segment belong to the features, and so do those of planes and levels:
     they have a column for each level above the lowest, or for each. Features with fewer levels are
-    NaN there. Parameters of continuous features are NaN for all others.
+    NaN there. Parameters of continuous features are NaN for all others, and so are those that need
+    an order for nominal features.
     """
     names = {"segment": list_segment_names(artifact), **list_trait_names(artifact.manifest)}
     columns: list[ParameterColumn] = []
     for name in _list_arrays(artifact, dim):
         dims, values = _move_first(artifact, name, dim)
         arrays = {"values": values, **_read_uncertainty(artifact, name, dim)}
+        if dim == "feature" and name in _NEEDS_ORDER:
+            arrays = {key: leave_out_nominal(artifact, v) for key, v in arrays.items()}
         if dims == ("component", "component_j") and "covariance" in name:
             variances = {key: np.diagonal(v, axis1=1, axis2=2) for key, v in arrays.items()}
             variance = name.replace("covariance", "variance")
@@ -93,9 +99,8 @@ def read_parameter_columns(artifact: Artifact, dim: str) -> list[ParameterColumn
             dims, values = _move_first(artifact, name, part)
             arrays = {"values": values, **_read_uncertainty(artifact, name, part)}
             own = {key: _spread_parts(array, sizes[part]) for key, array in arrays.items()}
-            if part == "plane":  # P(x ≥ level), which categories without an order do not have
-                for array in own.values():
-                    array[[feature.kind == "nominal" for feature in features]] = np.nan
+            if part == "plane" and not name.endswith(_OF_CATEGORIES):  # such as P(x ≥ level)
+                own = {key: leave_out_nominal(artifact, v) for key, v in own.items()}
                 if np.isnan(own["values"]).all():
                     continue
             if part == "continuous":  # one number per feature
@@ -106,28 +111,50 @@ def read_parameter_columns(artifact: Artifact, dim: str) -> list[ParameterColumn
     return columns
 
 
+def leave_out_nominal(artifact: Artifact, values: Array) -> Array:
+    """Return values of features, (n_features, …), but NaN of nominal ones."""
+    is_nominal = find_nominal(read_features(artifact.manifest))
+    if is_nominal is None:
+        return values
+    values = np.array(values, np.float64)
+    values[is_nominal] = np.nan
+    return values
+
+
 def read_level_columns(
     artifact: Artifact,
 ) -> tuple[list[tuple[str, str]], list[ParameterColumn]]:
     """Read the probabilities of levels in each class of a mixture, (n_levels,) each.
 
-    Returns names of feature and level, and a column per class; both are empty without such
-    probabilities. Binary features have only the level that means 1.
+    Nominal items have slopes and offsets instead, which are 0 for the first level.
+
+    Returns names of feature and level, and the columns; both are empty without such parameters.
+    Binary features have only the level that means 1.
     """
-    array = "level_probabilities"
-    if array not in artifact:
-        return [], []
     features = read_features(artifact.manifest)
     names = [(feature, level) for feature in features for level in feature.levels]
     shown = [k for k, (f, level) in enumerate(names) if f.kind != "binary" or level == f.levels[1]]
-    values, errors = artifact[array], artifact.get(f"{array}_error")
-    columns = [
-        ParameterColumn(
-            "class", f"_{k + 1}", own[shown], None if errors is None else errors[k][shown]
-        )
-        for k, own in enumerate(values)
-    ]
-    return [(names[k][0].name, names[k][1]) for k in shown], columns
+    columns: list[ParameterColumn] = []
+    if "level_weights" in artifact:
+        is_first = np.array([level == feature.levels[0] for feature, level in names])
+        for array in _OF_CATEGORIES:
+            found = {}
+            for key, name in (("values", array), (_ERROR, f"{array}_{_ERROR}")):
+                if name in artifact:
+                    found[key] = np.zeros(len(names))
+                    found[key][~is_first] = artifact[name].reshape(-1)
+                    found[key] = found[key][shown]
+            columns.append(ParameterColumn(array.removeprefix("level_"), "", **found))
+    elif "level_probabilities" in artifact:
+        array = "level_probabilities"
+        values, errors = artifact[array], artifact.get(f"{array}_error")
+        columns = [
+            ParameterColumn(
+                "class", f"_{k + 1}", own[shown], None if errors is None else errors[k][shown]
+            )
+            for k, own in enumerate(values)
+        ]
+    return [(names[k][0].name, names[k][1]) for k in shown] if columns else [], columns
 
 
 def _spread_parts(values: Array, sizes: NDArray[np.int64]) -> Array:

@@ -12,6 +12,7 @@ from flows.cli.summary import count_features
 from flows.data.datasets import LoadedModel
 from flows.exporting.columns import (
     find_unbounded_weights,
+    leave_out_nominal,
     list_segment_names,
     read_factor_columns,
     read_level_columns,
@@ -154,7 +155,7 @@ def _iter_item_sentences(artifact: Artifact, words: Vocabulary) -> Iterator[str]
         n_more = len(indices) - _MAX_ITEMS
         shown = [names[i] for i in indices[:_MAX_ITEMS]] + [f"{n_more:,} more"] * (n_more > 0)
         yield f"{subject}{_join_words(shown)} {verbs[len(indices) > 1]}."
-    if not is_found and _has_single_trait(artifact):
+    if not is_found and "is_nominal" not in artifact and _has_single_trait(artifact):
         yield (
             f"None: no {words.feature} points the other way, and all depend on the "
             f"{words.component}."
@@ -172,7 +173,8 @@ def _iter_item_problems(
     """Yield the kinds of problems: words before the names, verbs for one and several, indices."""
     unbounded = find_unbounded_weights(artifact)
     if _has_single_trait(artifact):
-        slopes, errors = artifact["weights"][:, 0], artifact["weights_error"][:, 0]
+        slopes = leave_out_nominal(artifact, artifact["weights"])[:, 0]
+        errors = artifact["weights_error"][:, 0]
         reversed_items, _ = find_reversed_items(slopes, errors)
         if reversed_items.size:
             ending = "the other way than most"
@@ -345,7 +347,9 @@ def _iter_mixture_sentences(artifact: Artifact, component: str) -> Iterator[str]
 
 
 def _find_columns(artifact: Artifact) -> list[Array]:
-    """Return the loadings or weights of each component, if the model has any."""
+    """Return the loadings or weights of each component, if all features of the model have some."""
+    if "is_nominal" in artifact:
+        return []
     for name in ("rotated", "loadings", "mixing", "weights"):
         if name in artifact and sorted(artifact.dims(name)) == ["component", "feature"]:
             values = np.asarray(artifact[name], np.float64)

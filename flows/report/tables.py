@@ -143,7 +143,12 @@ _REPLACED_BY_LEVELS = {
     "level_difficulty": ("offsets", "difficulty", "level_offsets", "group_offsets"),
     "level_probabilities": ("probabilities", "continuation"),
 }
-_NOT_SHOWN = ("n_levels", "status")  # codes, which other columns and warnings tell
+_LEVELS_NOTE = (
+    "Log-odds of a level against the first one of its item are the slope times the trait plus the "
+    "intercept; those of the first one are 0."
+)
+_OWN_TABLE = ("level_probabilities", "level_weights", "level_offsets")
+_NOT_SHOWN = ("n_levels", "is_nominal", "status")  # codes, which other columns and warnings tell
 _FACTOR_ORDER = {"loadings": 0, "communality": 1, "uniqueness": 2}
 _LEVEL_ORDER = {"weights": 0, "level_difficulty": 1}
 
@@ -469,11 +474,14 @@ class NumberTable(NamedTuple):
 
 
 def make_level_table(artifact: Artifact) -> NumberTable | None:
-    """Return the probabilities of levels in each class of a mixture, if features have several."""
+    """Return the parameters of levels, if the fit has some and features have several levels."""
     names, columns = read_level_columns(artifact)
     texts = [f"{feature} = {level}" for feature, level in names]
     words = read_vocabulary(artifact.manifest)
-    return _make_number_table("Probabilities of levels", "level", texts, columns, words)
+    if "level_weights" not in artifact:
+        return _make_number_table("Probabilities of levels", "level", texts, columns, words)
+    table = _make_number_table("Levels", "level", texts, columns, words)
+    return table and table._replace(note=f"{_LEVELS_NOTE} {table.note}")
 
 
 def make_parameter_table(
@@ -488,8 +496,8 @@ def make_parameter_table(
     if "parents" not in artifact:
         distinct = _iter_distinct_columns(read_parameter_columns(artifact, "feature"))
         columns = _select_columns([*distinct])
-    if "level_probabilities" in artifact:  # a table of its own
-        columns = [column for column in columns if column.array != "level_probabilities"]
+    if read_level_columns(artifact)[1]:  # a table of its own
+        columns = [column for column in columns if column.array not in _OWN_TABLE]
     elif not columns and correlations is not None and correlations.any():  # a single tree has 0
         labels = words.label_components(correlations.shape[1])
         columns = [

@@ -206,6 +206,12 @@ def find_continuous(features: Sequence[Feature]) -> list[int]:
     return [index for index, feature in enumerate(features) if feature.kind == "continuous"]
 
 
+def find_nominal(features: Sequence[Feature]) -> NDArray[np.bool_] | None:
+    """Return which features have categories without an order, (n_features,); None if none has."""
+    is_nominal = np.array([feature.kind == "nominal" for feature in features], np.bool_)
+    return is_nominal if is_nominal.any() else None
+
+
 def name_planes(features: Sequence[Feature]) -> tuple[str, ...]:
     """Return a name of each plane, (n_planes,)."""
     return tuple(chain.from_iterable(feature.name_planes() for feature in features))

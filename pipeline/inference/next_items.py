@@ -78,7 +78,7 @@ class ScorePrediction(NamedTuple):
     ----------
     score, error
         Expected sum of the levels, counted from 0, and its standard deviation. Items with an answer
-        count as they were answered; continuous items do not count.
+        count as they were answered; continuous and nominal items do not count.
     maximum
         The highest possible score. Of binary items, `score / maximum` is the share of ones.
     """
@@ -133,6 +133,8 @@ class ItemBank:
         Mean and variance of the score of all items given the trait, (n_nodes,) each.
     value_means, value_scales
         Of continuous items, (n_features,).
+    has_order
+        Which items count in scores, (n_features,): all but nominal ones.
     """
 
     features: tuple[Feature, ...]
@@ -147,6 +149,7 @@ class ItemBank:
     score_variance: Array
     value_means: Array
     value_scales: Array
+    has_order: NDArray[np.bool_]
 
     @cached_property
     def places(self) -> dict[str, int]:
@@ -177,7 +180,7 @@ class ItemBank:
         shares, score = self.compute_posterior(answers), 0.0
         mean, variance = self.score_mean.copy(), self.score_variance.copy()
         for item, level in answers.items():
-            if n_planes := int(self.n_planes[item]):
+            if (n_planes := int(self.n_planes[item])) and self.has_order[item]:
                 own = slice(self.first_planes[item], self.first_planes[item] + n_planes)
                 steps = np.cumsum(self.slopes[own], axis=0)
                 P = np.exp(self.constants[own.start] + steps)  # of the levels above the lowest
@@ -189,7 +192,7 @@ class ItemBank:
         expected = float(shares @ mean)
         spread = float(shares @ (variance + (mean - expected) ** 2))
         return ScorePrediction(
-            score + expected, math.sqrt(max(spread, 0.0)), int(self.n_planes.sum())
+            score + expected, math.sqrt(max(spread, 0.0)), int(self.n_planes @ self.has_order)
         )
 
     def average_information(self, shares: Array, sd: float) -> Array:
@@ -249,6 +252,8 @@ def make_item_bank(
     first_planes = np.cumsum(n_planes) - n_planes
     P = compute_plane_probabilities(items, points[:, None])
     has_levels, numbers = n_planes > 0, number_planes(n_planes)
+    has_order = np.array([feature.kind != "nominal" for feature in features])
+    P *= np.repeat(has_order, n_planes)
     item_means = np.add.reduceat(P, first_planes[has_levels], axis=1)
     is_continuous = ~has_levels
     first_planes[is_continuous] = n_planes.sum() + np.arange(is_continuous.sum())
@@ -268,6 +273,7 @@ def make_item_bank(
         P @ (2 * numbers - 1) - (item_means**2).sum(axis=1),
         means,
         scales,
+        has_order,
     )
 
 

@@ -287,7 +287,8 @@ class ItemCurves(NamedTuple):
     Attributes
     ----------
     slopes, offsets
-        (n_features,) each; with several levels, the mean offset of the levels.
+        (n_features,) each; with several levels, the mean offset of the levels. NaN of items without
+        an order.
     items
         The items.
     mean, sd
@@ -310,12 +311,14 @@ class ItemCurves(NamedTuple):
     def compute_expected_score(self, points: Array) -> Array:
         """Return the expected number of ones, or sum of scores 0, 1, 2, …, (n_points,).
 
-        Items that `find_reversed_items` finds count in reverse.
+        Items that `find_reversed_items` finds count in reverse, and those without an order do not.
         """
         is_reversed = information.find_reversed_items(self.slopes)
         P = curves.compute_plane_probabilities(self.items, points[:, None])
-        is_reversed = np.repeat(is_reversed, self.items.n_planes)
-        return np.asarray(np.where(is_reversed, 1 - P, P).sum(axis=1))
+        is_reversed, has_order = (
+            np.repeat(own, self.items.n_planes) for own in (is_reversed, ~np.isnan(self.slopes))
+        )
+        return np.asarray(np.where(is_reversed, 1 - P, P) @ has_order)
 
 
 @runtime_checkable
@@ -644,8 +647,11 @@ def check_can_score(model: Model, params: Any, kind: ScoreKind) -> CanScore:
         raise FitError(
             f"{{scores=wle}} is of one trait, but the fit has {q}. Choose {{scores=map}}."
         )
-    if kind == "sum" and getattr(params, "units", None) is not None:
-        raise FitError("{scores=sum} is of levels, but some features are continuous. Choose eap.")
+    for array, kinds in (("units", "continuous"), ("is_nominal", "nominal")):
+        if kind == "sum" and getattr(params, array, None) is not None:
+            raise FitError(
+                f"{{scores=sum}} is of ordered levels, but some features are {kinds}. Choose eap."
+            )
     return model
 
 

@@ -56,9 +56,10 @@ if TYPE_CHECKING:
 PAIRS_FOLDER = "pairs"
 """Folder, inside an artifact, of the arrays over all pairs of features."""
 _CHUNK_BYTES = 32 << 20
-# Beginnings of names: not of continuous or constant items, and not of sources that may be rotated.
+# Beginnings of names: not of continuous, nominal or constant items, and not of sources that may be
+# rotated.
 _MAY_BE_NAN = (
-    *("s_x2", "difficulty", "mixing_interval"),
+    *("s_x2", "difficulty", "infit", "outfit", "mixing_interval"),
     *("auxiliary-item_covariance", "auxiliary-plane_covariance"),  # as standard errors
 )
 _MAX_SMALL_BYTES = 1 << 16

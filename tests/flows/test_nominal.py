@@ -223,3 +223,40 @@ def test_estimators_refuse_expected_levels_of_categories() -> None:
     with pytest.raises(FitError, match=r"'media' is nominal, .* impute=\"levels\"\)"):
         estimator.impute(frame)
     assert len(lb.transform(estimator.fitted_, frame, impute="levels")["imputed_levels"]) == 12
+
+
+def test_items_of_categories_have_curves_and_names(cli: Any, folder: Path) -> None:
+    fit = ("--model", "latent-trait", "--components", 1, "--set", "items=nominal")
+    done = cli("fit", "--dataset", folder / "d.zarr", *fit, "--output", folder / "trait")
+    assert done.code == 0, done.err
+    artifact = ("--artifact", folder / "trait")
+    assert cli("export", *artifact, "--what", "levels", "--output", folder / "l.csv").code == 0
+    levels = pd.read_csv(folder / "l.csv", keep_default_na=False).set_index(["feature", "level"])
+    assert levels.loc[("media0", "tv")].tolist() == [0, 0, 0, 0]
+    assert levels.loc[("media0", "None"), "weights_error"] > 0
+    assert ("vote", "1") in levels.index
+    assert ("vote", "0") not in levels.index
+    assert cli("export", *artifact, "--what", "items", "--output", folder / "i.csv").code == 0
+    items = pd.read_csv(folder / "i.csv").set_index("feature")
+    needs_order = ["weights_1", "weights_error_1", "offsets", "difficulty", "infit", "outfit"]
+    assert items.loc["media0", needs_order].isna().all()
+    assert items.loc["vote", needs_order].notna().all()
+    assert items.loc["media0", "level_weights_1_1"] == pytest.approx(
+        levels.loc[("media0", "radio, local"), "weights"]
+    )
+    words = ("--dataset", folder / "d.zarr", "--output", folder / "known.csv")
+    assert cli("transform", "--items", folder / "i.csv", *words).code == 0
+    words = ("--dataset", folder / "d.zarr", "--output", folder / "own.csv")
+    assert cli("transform", *artifact, *words, "--person-fit").code == 0
+    columns = pd.read_csv(folder / "own.csv").columns
+    assert "l_z_star" in columns
+    assert "infit" not in columns
+    known, own = (pd.read_csv(folder / f"{name}.csv")["mean_1"] for name in ("known", "own"))
+    np.testing.assert_allclose(known, own, atol=1e-5)
+    path = folder / "trait.html"
+    assert cli("report", *artifact, "--output", path).code == 0
+    page = path.read_text()
+    for text in ("Levels of media0", "media0 = radio, local"):
+        assert text in page
+    for text in ("media0&gt;=", "radio, local|None", "is led by", "points the other way"):
+        assert text not in page

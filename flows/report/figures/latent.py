@@ -38,7 +38,7 @@ from flows.report.figures.row_plots import (
 )
 from flows.report.figures.rows import CodedRows, DatasetSample
 from flows.report.figures.text import format_number
-from pipeline.data.features import are_binary, find_continuous, sum_planes
+from pipeline.data.features import are_binary, find_continuous, find_nominal, sum_planes
 from pipeline.evaluation.calibration import ShareComparison
 from pipeline.models.capabilities import (
     CanReconstruct,
@@ -82,19 +82,20 @@ def plot_latent_space(
         yield plot_strip(coded, labels)
     elif n_components > 1:
         yield plot_plane(coded, labels)
-    is_nominal = any(feature.kind == "nominal" for feature in fitted.features)
-    if not isinstance(fitted.model, CanReconstruct) or not fitted.plane_names or is_nominal:
+    if not isinstance(fitted.model, CanReconstruct) or not fitted.plane_names:
         return
+    is_nominal = find_nominal(fitted.features) is not None
     if n_components == 1:
         z, P = _reconstruct_over_component(fitted, coded)
-        yield _plot_item_curves(fitted, z, P, coded, chosen)
+        if len(_find_planes(fitted, chosen)):
+            yield _plot_item_curves(fitted, z, P, coded, chosen)
         if not are_binary(fitted.dataset_features):
-            yield from plot_level_curves(fitted, z, P)
+            yield from plot_level_curves(fitted, z, P, chosen)
         # For items of one trait that each row has, unless all their weights are unbounded.
         has_items = "difficulty" in fitted.artifact and "period" not in fitted.artifact
         if has_items and not find_unbounded_weights(fitted.artifact).all():
             yield _plot_information(fitted, z, P, coded)
-    elif n_components == 2 and not _is_compositional(coded.codes):
+    elif n_components == 2 and not _is_compositional(coded.codes) and not is_nominal:
         has_numbers = bool(find_continuous(fitted.features))
         if layout is not None and not has_numbers and not chosen:
             yield _plot_image_grid(fitted, coded, layout)
@@ -118,10 +119,12 @@ def _choose_planes(
 
 
 def _find_planes(fitted: LoadedModel, chosen: Sequence[str]) -> NDArray[np.intp]:
-    """Return the planes of chosen features, or all planes if none is chosen."""
-    features = fitted.features
-    owners = np.repeat([f.name for f in features], [f.n_planes for f in features])
-    return np.flatnonzero(np.isin(owners, chosen)) if chosen else np.arange(len(owners))
+    """Return the planes of chosen features, or all if none is chosen, without nominal ones."""
+    is_shown = [
+        feature.kind != "nominal" and (not chosen or feature.name in chosen)
+        for feature in fitted.features
+    ]
+    return np.flatnonzero(np.repeat(is_shown, [feature.n_planes for feature in fitted.features]))
 
 
 def _is_compositional(codes: Array) -> bool:
@@ -223,6 +226,7 @@ def _plot_item_curves(
     if not chosen and len(shown) > _MAX_LINES:
         is_bounded = ~find_unbounded_weights(fitted.artifact)
         owners = np.repeat(is_bounded, [feature.n_planes for feature in fitted.features])
+        owners &= np.isin(np.arange(len(owners)), shown)
         shown = _select_informative(z, _compute_information(z, P) * owners, coded)
     names, probabilities = [fitted.plane_names[i] for i in shown], P[:, shown]
     words = coded.words
@@ -235,7 +239,7 @@ def _plot_item_curves(
     plot = Plot(x, y, (curves, *texts), height=340)
     alt = f"Probability of {meaning} over {words.name_component(0)}, of {len(shown)} {noun}: "
     alt += f"{join_names(names)}."
-    n_features = P.shape[1]
+    n_features = len(_find_planes(fitted, ()))
     note = ""
     if len(shown) < n_features:
         shares = f"{len(shown)} of" if chosen else f"The {len(shown)} most informative of"

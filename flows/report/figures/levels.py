@@ -10,7 +10,12 @@ from numpy.typing import NDArray
 from flows.cli.summary import join_names
 from flows.data.datasets import LoadedModel
 from flows.report.figures.axes import fit_axis, make_axis, make_name_axis
-from flows.report.figures.colours import NEGATIVE, make_level_colours
+from flows.report.figures.colours import (
+    COLOURS,
+    MORE_COLOURS,
+    NEGATIVE,
+    make_level_colours,
+)
 from flows.report.figures.marks import (
     BarMarks,
     Figure,
@@ -40,11 +45,14 @@ Array = NDArray[np.float64]
 
 _MAX_CURVES, _MAX_COMPONENTS, _MAX_BARS = 6, 8, 40
 _ROW_HEIGHT = 18
+_COLOURS = (*COLOURS, *MORE_COLOURS)
 _SELECTION = ", those whose levels differ most"
 _EDGE_TEXTS = ("lowest level", "highest level")
 
 
-def plot_level_curves(fitted: LoadedModel, z: Array, planes: Array) -> Iterator[Figure]:
+def plot_level_curves(
+    fitted: LoadedModel, z: Array, planes: Array, chosen: Sequence[str] = ()
+) -> Iterator[Figure]:
     """Plot P(level) over the only component, for the features whose levels change most.
 
     Parameters
@@ -53,20 +61,26 @@ def plot_level_curves(fitted: LoadedModel, z: Array, planes: Array) -> Iterator[
         The fit, with features of several levels.
     z, planes
         Positions, (n_grid,), and the probabilities of planes there, (n_grid, n_planes).
+    chosen
+        Names of the features to choose from; empty for all.
     """
     features = select_with_levels(fitted.dataset_features)
     firsts = find_first_planes(features)
     levels = find_level_probabilities(order_planes(planes, features), count_levels(features))
     ends = np.cumsum(count_levels(features))
-    changes = np.add.reduceat(np.ptp(planes, axis=0), firsts[:-1])
-    ordinal = [i for i, feature in enumerate(features) if feature.kind == "ordinal"]
-    largest = sorted(ordinal, key=lambda i: -changes[i])[:_MAX_CURVES]
+    changes = np.add.reduceat(np.ptp(levels, axis=0), ends - count_levels(features))
+    several = [
+        i
+        for i, feature in enumerate(features)
+        if feature.kind != "binary" and (not chosen or feature.name in chosen)
+    ]
+    largest = sorted(several, key=lambda i: -changes[i])[:_MAX_CURVES]
     thresholds = fitted.artifact.get("level_difficulty")
     for i in sorted(largest):
         own = levels[:, ends[i] - len(features[i].levels) : ends[i]]
         places = None if thresholds is None else thresholds[firsts[i] : firsts[i + 1]]
         words = read_vocabulary(fitted.artifact.manifest)
-        note = format_shown_count(words.features, len(largest), len(ordinal), _SELECTION)
+        note = format_shown_count(words.features, len(largest), len(several), _SELECTION)
         yield _plot_curves(features[i], z, own, places, note, words.name_component(0))
 
 
@@ -80,6 +94,8 @@ def _plot_curves(
 ) -> Figure:
     """Plot the probability of each level of a feature, (n_grid, n_levels), with its thresholds."""
     keys = _make_keys(feature.levels, "line")
+    if feature.kind == "nominal":  # shades would show an order
+        keys = tuple(key._replace(colour=_COLOURS[k % len(_COLOURS)]) for k, key in enumerate(keys))
     colours = [key.colour for key in keys]
     curves = LineMarks(
         [np.column_stack([z, column]) for column in levels.T],

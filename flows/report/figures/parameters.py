@@ -75,7 +75,9 @@ def plot_parameters(
     yield from _plot_spectrum(artifact)
     if causes:
         yield from plot_causes(causes, artifact.manifest["feature_names"], layout)
-    for dims, title in () if causes else FEATURE_DIMS:
+    # Slopes of nominal items are those of their categories, which have a table.
+    is_nominal = "level_weights" in artifact and "is_nominal" in artifact
+    for dims, title in () if causes or is_nominal else FEATURE_DIMS:
         for name in _list_distinct_arrays(artifact, set(dims)):
             if name == "weights" and "loadings" in artifact:  # the same in other units
                 continue

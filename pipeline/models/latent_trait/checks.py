@@ -123,6 +123,16 @@ def _check_levels(model: Any, structure: Structure) -> None:
                 "{cut=NAME>=VALUE}.",
                 parameter=name,
             )
+    nominal = [feature.name for feature in structure.features if feature.kind == "nominal"]
+    if nominal and model.items != "nominal":
+        one = "" if model.n_components == 1 else " and {components=1}"
+        raise FitError(
+            f"Items of {{items={model.items}}} have ordered levels, but these features are "
+            f"nominal: {{features}}. Use {{items=nominal}}{one}, or leave them out by "
+            "{drop=NAME}.",
+            tuple(nominal),
+            parameter="items",
+        )
     pattern = structure.pattern
     if model.items == "nominal" and pattern is not None:
         raise FitError(

@@ -129,7 +129,7 @@ def warn_about_reversed_items(
     if params.weights.shape[1] != 1 or params.items_error is None:
         return []
     reversed_items, n_clear = find_reversed_items(
-        params.weights[:, 0], params.items_error.weights[:, 0]
+        params.slopes[:, 0], params.items_error.weights[:, 0]
     )
     if not reversed_items.size:
         return []

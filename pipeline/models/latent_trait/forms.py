@@ -9,7 +9,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.data.features import Feature
+from pipeline.data.features import Feature, find_nominal
 from pipeline.models.known_levels import standardize_forms
 from pipeline.models.latent_trait.design import LevelDesign, find_margin_offsets
 from pipeline.models.latent_trait.params import (
@@ -80,7 +80,11 @@ def make_level_params(
     """
     n_planes = np.array([feature.n_planes for feature in features])
     weights = np.zeros((len(features), forms.shape[1] - 1))
-    params = replace(make_params(weights, np.zeros(len(features))), n_levels=n_planes + 1)
+    params = replace(
+        make_params(weights, np.zeros(len(features))),
+        n_levels=n_planes + 1,
+        is_nominal=find_nominal(features),
+    )
     curves, spreads = forms[n_planes.sum() :: 2], forms[n_planes.sum() + 1 :: 2]
     if len(curves):
         # With these standard units, offsets and deviations are within the limits of fits.

@@ -360,15 +360,33 @@ def choose_group_axes(
         return _turn_traits(params, slopes, np.eye(signs.shape[1]) * signs[:, None])
     if not design.is_rotatable:
         return params
-    none = np.zeros(slopes.shape[1])
+    directions = _find_directions(params, slopes)
+    none = np.zeros(directions.shape[1])
     axes = np.stack(
         [
             turn_to_principal_axes(make_params(own, none)).axes
-            for own in (slopes[:1] if design.are_axes_shared else slopes)
+            for own in (directions[:1] if design.are_axes_shared else directions)
         ]
     )
-    signs = _compare_with_first(slopes @ axes)[: len(axes)]
+    signs = _compare_with_first(directions @ axes)[: len(axes)]
     return _turn_traits(params, slopes, axes * signs[:, None])
+
+
+def _find_directions(params: LatentTraitParams, slopes: Array) -> Array:
+    """Return the slopes that decide the axes, (n_groups, n, q): those of items with an order.
+
+    If no item has one, cubes of the centred slopes of categories decide, whatever their order.
+    """
+    if params.is_nominal is None:
+        return slopes
+    if not params.is_nominal.all():
+        return np.where(params.is_nominal[:, None], 0.0, slopes)
+    items = params.items if params.group_items is None else params.group_items
+    assert items.level_weights is not None
+    by_plane, n_planes = items.level_weights.reshape(len(slopes), -1, 1), params.n_planes
+    totals = np.add.reduceat(by_plane, np.cumsum(n_planes) - n_planes, axis=1)
+    mean = totals / (n_planes + 1)[:, None]
+    return np.concatenate([by_plane - np.repeat(mean, n_planes, axis=1), -mean], axis=1) ** 3
 
 
 def _turn_traits(params: LatentTraitParams, slopes: Array, axes: Array) -> LatentTraitParams:

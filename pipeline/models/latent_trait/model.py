@@ -94,7 +94,13 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.data.features import Feature, are_binary, count_free_moments, find_first_planes
+from pipeline.data.features import (
+    Feature,
+    are_binary,
+    count_free_moments,
+    find_first_planes,
+    find_nominal,
+)
 from pipeline.data.matching import UNKNOWN_SEGMENT, draw_segments
 from pipeline.errors import LEAVE_OUT, FitError, FitWarning
 from pipeline.executors.base import MapFunction
@@ -449,7 +455,7 @@ class LatentTrait(Model):
         "the signs and axes of traits, unless a pattern, anchors or known items set them"
     )
     support: ClassVar[Support] = Support(
-        ("binary", "ordinal", "continuous"),
+        ("binary", "ordinal", "nominal", "continuous"),
         ("groups", "covariates", "pattern", "known items", "frequency", "sampling", "clusters"),
         (Conflict("pattern", "covariates"), Conflict("pattern", "known items")),
     )
@@ -883,7 +889,8 @@ class LatentTrait(Model):
         weights[constant] = 0.0
         params = make_params(weights, np.zeros(n_features))
         if not self._is_binary:
-            params = replace(params, n_levels=n_planes + 1)
+            is_nominal = find_nominal(features)
+            params = replace(params, n_levels=n_planes + 1, is_nominal=is_nominal)
         for name, kind in zip(("guessing", "slipping"), self._asymptote_kinds, strict=True):
             if kind != "none":
                 params = params.with_items(**{name: np.zeros(n_features)})
@@ -1109,6 +1116,19 @@ class LatentTrait(Model):
 
     def _list_group_items(self, params: LatentTraitParams) -> list[TraitItems]:
         return [params.get_group(group).items for group in range(self.n_groups)]
+
+    def _measure_slopes(self, params: LatentTraitParams) -> Array:
+        """Return the lengths of slopes, (n_groups, n_features), of nominal items the largest."""
+        slopes = np.stack([items.weights for items in self._list_group_items(params)])
+        lengths = np.asarray(np.linalg.norm(slopes, axis=2))
+        if params.is_nominal is not None:  # whichever category is the last one
+            owners = np.repeat(np.arange(lengths.shape[1]), self.n_planes)
+            lengths[:, params.is_nominal] = 0.0
+            is_own = params.is_nominal[owners]
+            for group, own in enumerate(lengths):
+                by_plane = np.abs(self._get_items(params, group).weights[is_own, 0])
+                np.maximum.at(own, owners[is_own], by_plane)
+        return lengths
 
     def _find_steepest_items(self, params: LatentTraitParams, stretch: float) -> LevelItems:
         """Return the items of the group that needs the finest nodes."""
@@ -1378,8 +1398,7 @@ class LatentTrait(Model):
         self, design: FitDesign, state: FitState, params: LatentTraitParams
     ) -> FitState:
         """Return the state with new parameters, and the features whose slopes diverge."""
-        slopes = np.stack([items.weights for items in self._list_group_items(params)])
-        is_diverging = np.linalg.norm(slopes, axis=2).max(axis=0) > MAX_SLOPE
+        is_diverging = self._measure_slopes(params).max(axis=0) > MAX_SLOPE
         if self._is_binary:
             is_known = np.ones(len(is_diverging), np.bool_)
             is_known[design.forms.free_items] = False
@@ -1645,6 +1664,8 @@ class LatentTrait(Model):
         nodes, warnings = self._describe_nodes(before.weights, state, statistics)
         prior = self._suggest_prior()
         scaled = params.get_group(UNKNOWN_SEGMENT).items.weights
+        if params.is_nominal is not None:
+            scaled = self._measure_slopes(params).max(axis=0)[:, None]
         warnings = [*warn_about_fit(scaled, state, diagnostics, prior), *warnings]
         if self.prior_precision and not represents_all_scales(before.weights, working, statistics):
             warnings += warn_about_unknown_scale(statistics)
@@ -1717,7 +1738,7 @@ class LatentTrait(Model):
             return None
         slopes = params.weights[:, 0]
         difficulty = compute_difficulties(slopes, params.offsets)
-        difficulty = np.where(n_planes > 0, difficulty, np.nan)
+        difficulty = params.leave_out_nominal(np.where(n_planes > 0, difficulty, np.nan))
         if self._is_binary or self.items == "nominal":
             return Positions(difficulty)
         counts = state.auxiliary["group_level_counts"]
@@ -1824,6 +1845,8 @@ class LatentTrait(Model):
         has_groups = bool(self.structure.groups) or self.structure.known_items is not None
         if has_groups or (self._is_binary and self._has_trait_parameters):
             return NOT_WITH_STRUCTURE
+        if find_nominal(self.structure.features) is not None:
+            return "some items have no order"
         return "some items are continuous" if self._has_continuous else ""
 
     def summarize_information(
@@ -1836,7 +1859,7 @@ class LatentTrait(Model):
             self._get_items(params, group),
         )
         jacobian = differentiate_block(design, params, group)
-        is_reversed = None if self._missing_fit_reason else find_reversed_items(params.weights)
+        is_reversed = None if self._missing_fit_reason else find_reversed_items(params.slopes)
         sums = sum_information(
             params, items, working, block, rng, jacobian, regression, is_reversed
         )
@@ -1898,12 +1921,13 @@ class LatentTrait(Model):
             found |= dict.fromkeys(("m2_missing", "s_x2_missing"), reason)
         else:
             model = self._select_fitted_items(design, state)
-            is_reversed = find_reversed_items(params.weights)
+            is_reversed = find_reversed_items(params.slopes)
             fit |= compute_item_fit(model, statistics, is_reversed)
             found |= compute_fit_statistics(model, statistics, rank, is_sampled)
         if self.has_asymptotes:
             found["log_prior"] = self._sum_log_prior(params) + self._get_log_prior(params)
         diagnostics = {**state.diagnostics, "fit_statistics": found}
+        fit = {name: params.leave_out_nominal(values) for name, values in fit.items()}
         params = replace(params, fit=ItemFit(**fit))
         return replace(state, params=params, diagnostics=diagnostics)
 
@@ -2066,10 +2090,16 @@ class LatentTrait(Model):
     def person_fit(
         self, params: LatentTraitParams, block: BinaryBlock, codes: Array
     ) -> Mapping[str, Array]:
-        """Return `l_z`, `infit`, `outfit` and `l_z_star` of each row at its code, (n_samples,)."""
+        """Return `l_z`, `infit`, `outfit` and `l_z_star` of each row at its code, (n_samples,).
+
+        Answers without an order leave out `infit` and `outfit`.
+        """
         X, observed = unpack_answers(params, block)
         items = params.get_level_items(self.items, block.segment)
-        return compute_person_fit(X, observed, items, codes)._asdict()
+        found = compute_person_fit(X, observed, items, codes)._asdict()
+        if params.is_nominal is not None:
+            del found["infit"], found["outfit"]
+        return found
 
     def get_item_curves(self, params: LatentTraitParams, segment: int | None = None) -> ItemCurves:
         """Return the curves of a fit with one trait, in a group if there are groups."""
@@ -2077,8 +2107,8 @@ class LatentTrait(Model):
             raise FitError(f"The fit has {q} traits. Fit again with {{components=1}}.")
         population = params.get_population(UNKNOWN_SEGMENT if segment is None else segment)
         return ItemCurves(
-            params.weights[:, 0],
-            params.offsets,
+            params.slopes[:, 0],
+            params.leave_out_nominal(params.offsets),
             params.get_level_items(self.items, segment),
             float(population.mean[0]),
             float(population.root[0, 0]),

@@ -104,8 +104,8 @@ class Items:
         Offset of each plane, see `numerics.logistic.categories.curves`; None, as other arrays of
         levels, if all items are binary.
     level_weights
-        Weights of each plane of nominal items. `weights` are those of the last plane divided by the
-        number of planes.
+        Weights of each plane of nominal items: those of the first category are 0. `weights` are
+        those of the last plane divided by the number of planes.
     deviations
         Standard deviation of a continuous item given the traits, in units of its scale.
     guessing, slipping
@@ -151,7 +151,7 @@ class Positions:
     Attributes
     ----------
     difficulty
-        Where P is one half; NaN of continuous items.
+        Where P is one half; NaN of continuous items and of items without an order.
     level_difficulty
         Where P(y ≥ level) is one half, if items are graded, or where a level and the one below are
         equally likely; None if all items are binary, or nominal.
@@ -168,14 +168,15 @@ class ItemFit:
     Attributes
     ----------
     infit, outfit
-        Mean squared residuals at the codes, weighted by information and unweighted.
+        Mean squared residuals at the codes, weighted by information and unweighted; NaN of items
+        without an order.
     s_x2, s_x2_df, s_x2_p
         Misfit by sum score (S-X²), its degrees of freedom and p-value; NaN for constant items and
         those without degrees of freedom, None if S-X² is not defined.
     """
 
-    infit: Array = array_field("feature")
-    outfit: Array = array_field("feature")
+    infit: Array = array_field("feature", may_be_nan=True)
+    outfit: Array = array_field("feature", may_be_nan=True)
     s_x2: Array | None = optional_array_field("feature", may_be_nan=True)
     s_x2_df: Array | None = optional_array_field("feature", may_be_nan=True)
     s_x2_p: Array | None = optional_array_field("feature", may_be_nan=True)
@@ -263,6 +264,8 @@ class LatentTraitParams(HasParts):
         Indices of the groups of rows, in the order of their first rows, and their numbers of rows.
     n_levels
         Number of levels of each item; None if all items are binary.
+    is_nominal
+        Which items have categories without an order; None if there are none.
     is_known
         Which weights and offsets (side by side) were known before the fit, for items with several
         levels those of all forms, see `design`; None if it estimated all of them.
@@ -293,6 +296,7 @@ class LatentTraitParams(HasParts):
     population: Traits | None = optional_part_field("segment", prefix="population_")
     units: Units | None = optional_part_field()
     n_levels: NDArray[np.int64] | None = optional_array_field("feature")
+    is_nominal: NDArray[np.bool_] | None = optional_array_field("feature")
     is_known: NDArray[np.bool_] | None = optional_array_field("item", "parameter")
     log_prior: Array | None = optional_array_field()
 
@@ -315,6 +319,19 @@ class LatentTraitParams(HasParts):
     def offsets(self) -> Array:
         """Offsets of the items, (n_features,)."""
         return self.items.offsets
+
+    @property
+    def slopes(self) -> Array:
+        """Weights, but NaN of items without an order, which have no direction."""
+        return self.leave_out_nominal(self.weights)
+
+    def leave_out_nominal(self, values: Array) -> Array:
+        """Return values of items, (n_features, …), but NaN of those without an order."""
+        if self.is_nominal is None:
+            return values
+        values = values.copy()
+        values[self.is_nominal] = np.nan
+        return values
 
     @property
     def n_planes(self) -> NDArray[np.int64]:

@@ -484,7 +484,8 @@ def _collect_item_errors(
 
     with np.errstate(over="ignore"):
         own = differentiate_ratio(to_offsets, items)
-    arrays["difficulty_error"] = np.where(n_planes > 0, compute_errors(own, items), np.nan)
+    by_item = np.where(n_planes > 0, compute_errors(own, items), np.nan)
+    arrays["difficulty_error"] = params.leave_out_nominal(by_item)
     if kind != "nominal" and params.n_levels is not None:
         own = differentiate_ratio(map_to_thresholds(forms, kind), of_planes)
         arrays["level_difficulty_error"] = compute_errors(own, of_planes)

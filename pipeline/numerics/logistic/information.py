@@ -31,13 +31,13 @@ def average_reliability(compute_information: Callable[[Floats], Floats]) -> floa
 def find_reversed_items(weights: Floats) -> NDArray[np.bool_]:
     """Return the items that sum scores count in reverse, (n_features,), given weights of items.
 
-    These are the items of one trait whose slopes have the other sign than most. Of several traits,
-    (n_features, q), there are none.
+    These are the items of one trait whose slopes have the other sign than most; slopes that are NaN
+    have no sign. Of several traits, (n_features, q), there are none.
     """
     if weights.ndim == 2 and weights.shape[1] != 1:
         return np.zeros(len(weights), np.bool_)
     slopes = weights.ravel()
-    return np.asarray(slopes * slopes.sum() < 0)
+    return np.asarray(slopes * np.nansum(slopes) < 0)
 
 
 def choose_short_test(
