@@ -22,11 +22,16 @@ from pipeline.numerics.spectra.factor_analysis import (
     compute_discrepancy,
     compute_normal_fit,
     count_degrees_of_freedom,
+    differentiate_loadings,
     fit_factors,
     fit_minimum_residuals,
 )
 from pipeline.numerics.spectra.linalg import fix_signs
-from pipeline.numerics.spectra.rotations import rotate_loadings
+from pipeline.numerics.spectra.rotations import (
+    differentiate_rotation,
+    principal_axes,
+    rotate_loadings,
+)
 
 LEAST_UNIQUE = 0.005
 """Smallest variance that the factors leave of a feature."""
@@ -97,6 +102,53 @@ def rotate(params: Any, rotation: str) -> Any:
         communality=communality,
         uniqueness=1 - communality,
     )
+
+
+def differentiate_factors(
+    params: Any, varying: NDArray[np.intp], estimator: str, rotation: str
+) -> Array:
+    """Return the derivatives of the loadings of features that vary by the correlations.
+
+    Loadings are row by row, correlations those above the diagonal: (n_features n_factors, n_pairs).
+    """
+    own, rotated = np.ix_(varying, varying), params.loadings[varying]
+    if estimator == "pca":
+        loadings, by_correlation = _differentiate_components(
+            params.correlation[own], rotated.shape[1]
+        )
+    else:
+        loadings = find_orthogonal_loadings(params)[varying]
+        fitted = correlate_features(params)[own]
+        by_correlation = differentiate_loadings(fitted, loadings, is_ml=estimator == "ml")[1]
+    axes = np.linalg.lstsq(rotated, loadings, rcond=None)[0].T
+
+    def rotate_again(moved: Array) -> Array:
+        if rotation == "none":
+            root = np.sqrt(1 - (moved**2).sum(axis=1, keepdims=True)) if estimator == "ml" else 1.0
+            return root * principal_axes(moved / root)
+        return rotate_loadings(moved, rotation, normalize=True, axes=axes)[0]
+
+    return differentiate_rotation(rotate_again, loadings, rotated) @ by_correlation
+
+
+def _differentiate_components(correlation: Array, n_components: int) -> tuple[Array, Array]:
+    """Return loadings of principal components, and their derivatives by the correlations.
+
+    A change D of the correlations changes an eigenvector v of eigenvalue λ by (λ − R)⁺ D v, and λ
+    by vᵀ D v.
+    """
+    values, vectors = np.linalg.eigh(correlation)
+    i, j = np.triu_indices(len(values), 1)
+    loadings, slopes = [], []
+    for k in range(len(values) - 1, len(values) - 1 - n_components, -1):
+        value, v = max(values[k], np.finfo(float).tiny), vectors[:, k]
+        gaps = np.delete(value - values, k)
+        others = np.delete(vectors, k, axis=1)
+        turn = np.sqrt(value) * (others / np.where(gaps == 0, 1, gaps)) @ others.T
+        turn += np.outer(v, v) / (2 * np.sqrt(value))
+        loadings.append(np.sqrt(value) * v)
+        slopes.append(turn[:, i] * v[j] + turn[:, j] * v[i])
+    return np.column_stack(loadings), np.stack(slopes, axis=1).reshape(-1, len(i))
 
 
 def find_orthogonal_loadings(params: Any) -> Array:

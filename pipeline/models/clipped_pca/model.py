@@ -647,6 +647,8 @@ class ClippedPCA(Model):
         if self.estimator != "pca":
             diagnostics["estimator"] = self.estimator
             diagnostics["fit_statistics"] = self._measure_fit(fitted, common_rows)
+        if self.rotation != "none":
+            diagnostics["rotation"] = self.rotation
         fitted = replace(fitted, diagnostics=diagnostics)
         if self._needs_errors(state) and state.auxiliary["has_sampling_weights"]:
             return fitted.with_warning("there are no standard errors for sampling weights")

@@ -14,8 +14,9 @@ by vᵀ D v. Sums over rows of D v (D v)ᵀ give the errors of loadings; no matr
 A correlation whose table has an empty cell, or no rows, has no standard error (NaN), nor have the
 loadings of its two features.
 These sums need the covariance of two correlations, which pair counts do not contain. They are taken
-over rows drawn from the fitted Gaussians, so that no row of the data is read again. So is the mean
-of the discrepancy of factors, see `numerics.spectra.factor_analysis`.
+over rows drawn from the fitted Gaussians, so that no row of the data is read again. So are the
+squares of changes of factors, and the mean of their discrepancy, see
+`numerics.spectra.factor_analysis`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from pipeline.arrays import Array
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.models.clipped_pca.factors import (
     correlate_features,
+    differentiate_factors,
     find_orthogonal_loadings,
 )
 from pipeline.models.state import FitState
@@ -68,8 +70,8 @@ def add_standard_errors(
 ) -> FitState:
     """Add standard errors to the correlations, thresholds and loadings of a `ClippedPCA`.
 
-    Loadings of factors, and rotated ones, have none: they are no scaled eigenvectors. Factors get
-    indices of fit that allow for the errors of correlations.
+    Loadings of factors, and rotated ones, follow all correlations at once; factors get indices of
+    fit that allow for the errors of correlations too.
     `counts` are the counts of all pairs, with segments pooled; `rng` draws the simulated rows.
     """
     params, weight = state.params, counts.weight
@@ -135,7 +137,7 @@ def add_errors_of_loadings(
     """
     params, constant = state.params, state.auxiliary["constant"]
     if params.communality is not None:  # the loadings are no scaled eigenvectors
-        return _add_indices_of_factors(state, observed, weight, rng, iter_moves, row_size)
+        return _add_errors_of_factors(state, observed, weight, rng, iter_moves, row_size)
     q = params.loadings.shape[1]
     x, mask = _draw_rows(params, observed, q, rng)
     values = params.eigenvalues[:q]
@@ -153,7 +155,7 @@ def add_errors_of_loadings(
     return replace(state, params=replace(params, loadings_error=errors / np.sqrt(weight)))
 
 
-def _add_indices_of_factors(
+def _add_errors_of_factors(
     state: FitState,
     observed: Array,
     weight: float,
@@ -161,13 +163,12 @@ def _add_indices_of_factors(
     iter_moves: IterMoves,
     row_size: int,
 ) -> FitState:
-    """Add the indices of fit that allow for the errors of the correlations.
+    """Add the errors of rotated loadings, and indices of fit that allow for those of correlations.
 
     The arguments are those of `add_errors_of_loadings`.
     """
     params, found = state.params, state.diagnostics.get("fit_statistics", {})
-    if "normal_chi2" not in found:
-        return state
+    has_indices = "normal_chi2" in found
     varying = np.setdiff1d(np.arange(len(params.loadings)), state.auxiliary["constant"])
     own = np.ix_(varying, varying)
     reason = None
@@ -176,20 +177,40 @@ def _add_indices_of_factors(
     elif len(varying) > MAX_INDEX_FEATURES:
         reason = f"there are more than {MAX_INDEX_FEATURES} features"
     if reason is not None:
+        if not has_indices:
+            return state
         diagnostics = {**state.diagnostics, "fit_statistics": {**found, "rmsea_missing": reason}}
         return replace(state, diagnostics=diagnostics)
-    fitted, is_ml = correlate_features(params)[own], state.diagnostics["estimator"] == "ml"
-    evaluate = make_discrepancy_form(fitted, find_orthogonal_loadings(params)[varying], is_ml=is_ml)
+    estimator, rotation = (
+        state.diagnostics.get(name, default)
+        for name, default in (("estimator", "pca"), ("rotation", "none"))
+    )
+    fitted, pairs = correlate_features(params)[own], np.triu_indices(len(varying), 1)
+    by_correlation = differentiate_factors(params, varying, estimator, rotation)
+    evaluate = None
+    if has_indices:
+        orthogonal = find_orthogonal_loadings(params)[varying]
+        evaluate = make_discrepancy_form(fitted, orthogonal, is_ml=estimator == "ml")
     x, mask = _draw_rows(params, observed, len(varying), rng)
     vectors = np.eye(len(params.loadings))[:, varying]
     total, baseline, mean = 0.0, 0.0, np.zeros(fitted.shape)
+    squares: Array = np.zeros(len(by_correlation))
     for rows in _split_rows(len(x), max(row_size, fitted.size)):
         own_mask = mask if mask is None else mask[rows]
         columns = [moves[:, varying] for moves in iter_moves(x[rows], own_mask, vectors)]
         changes = np.stack(columns, axis=2).astype(np.float64)
-        total += float(evaluate(changes).sum())
-        baseline += float((changes**2).sum()) / 2
+        moved = changes[:, *pairs] @ by_correlation.T
+        squares += (moved**2).sum(axis=0) / len(x)
         mean += changes.sum(axis=0) / len(x)
+        if evaluate is not None:
+            total += float(evaluate(changes).sum())
+            baseline += float((changes**2).sum()) / 2
+    errors = np.full(params.loadings.shape, np.nan)
+    variances = squares - (by_correlation @ mean[pairs]) ** 2
+    errors[varying] = np.sqrt(np.maximum(variances, 0.0) / weight).reshape(len(varying), -1)
+    state = replace(state, params=replace(params, loadings_error=errors))
+    if evaluate is None:
+        return state
     expected = total / len(x) - float(evaluate(mean[None])[0])
     expected_baseline = baseline / len(x) - float((mean**2).sum()) / 2
     indices = compute_asymptotic_fit(

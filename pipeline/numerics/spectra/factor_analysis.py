@@ -161,6 +161,36 @@ def compute_normal_fit(
     }
 
 
+def differentiate_loadings(fitted: Array, loadings: Array, *, is_ml: bool) -> tuple[Array, Array]:
+    """Return the derivatives of correlations by loadings, and those of the fit, the reverse.
+
+    Correlations are those above the diagonal, loadings row by row: (n_pairs, n_features n_factors)
+    and (n_features n_factors, n_pairs). Loadings of the fit change without a rotation. The model is
+    taken to hold. Parameters are those of `make_discrepancy_form`.
+    """
+    n, n_factors = loadings.shape
+    i, j = np.triu_indices(n, 1)
+    pairs = np.arange(len(i))
+    slopes: Array = np.zeros((len(i), n, n_factors))
+    slopes[pairs, i], slopes[pairs, j] = loadings[j], loadings[i]
+    slopes = slopes.reshape(len(i), n * n_factors)
+    weighted = slopes.T
+    if is_ml:
+        inverse = np.linalg.inv(fitted)
+        weighted = (inverse @ _spread(slopes.T, n) @ inverse)[:, i, j]
+    # Rotations of the loadings change no correlation.
+    followed = np.linalg.pinv(weighted @ slopes, rcond=_ROTATION_SHARE, hermitian=True) @ weighted
+    return slopes, followed
+
+
+def _spread(changes: Array, n: int) -> Array:
+    """Return symmetric matrices, (n_matrices, n, n), from their entries above the diagonal."""
+    i, j = np.triu_indices(n, 1)
+    matrices = np.zeros((len(changes), n, n))
+    matrices[:, i, j] = matrices[:, j, i] = changes
+    return matrices
+
+
 def make_discrepancy_form(
     fitted: Array, loadings: Array, *, is_ml: bool
 ) -> Callable[[Array], Array]:
@@ -180,26 +210,13 @@ def make_discrepancy_form(
     is_ml
         Whether the loadings are those of maximum likelihood.
     """
-    (n, n_factors), inverse = loadings.shape, np.linalg.inv(fitted)
+    n, inverse = len(loadings), np.linalg.inv(fitted)
     i, j = np.triu_indices(n, 1)
-    pairs = np.arange(len(i))
-    slopes: Array = np.zeros((len(i), n, n_factors))  # of correlations by loadings
-    slopes[pairs, i], slopes[pairs, j] = loadings[j], loadings[i]
-    slopes = slopes.reshape(len(i), n * n_factors)
-
-    def spread(changes: Array) -> Array:
-        """Return symmetric matrices from their entries above the diagonal."""
-        matrices = np.zeros((len(changes), n, n))
-        matrices[:, i, j] = matrices[:, j, i] = changes
-        return matrices
-
-    weighted = (inverse @ spread(slopes.T) @ inverse)[:, i, j] if is_ml else slopes.T
-    # Rotations of the loadings change no correlation.
-    followed = np.linalg.pinv(weighted @ slopes, rcond=_ROTATION_SHARE, hermitian=True) @ weighted
+    slopes, followed = differentiate_loadings(fitted, loadings, is_ml=is_ml)
 
     def evaluate(changes: Array) -> Array:
         own = changes[:, i, j]
-        products = inverse @ spread(own - (own @ followed.T) @ slopes.T)
+        products = inverse @ _spread(own - (own @ followed.T) @ slopes.T, n)
         sums: Array = np.einsum("nij,nji->n", products, products) / 2
         return sums
 

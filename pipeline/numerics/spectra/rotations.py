@@ -6,19 +6,25 @@ components, Λ Φ Λᵀ is that of the loadings before it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import combinations
+
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.executors.cancellation import check_cancelled
+from pipeline.numerics.metrics import match_columns
 from pipeline.numerics.spectra.linalg import fix_signs
 
 Array = NDArray[np.float64]
 PROMAX_POWER = 4
-_MAX_VARIMAX_ROUNDS, _VARIMAX_TOLERANCE = 1000, 1e-13
+_MAX_VARIMAX_ROUNDS, _VARIMAX_TOLERANCE = 1000, 1e-10  # radians
+_STEP = 1e-4  # of numeric derivatives
 _MAX_OBLIMIN_STEPS, _OBLIMIN_TOLERANCE, _MAX_HALVINGS = 2000, 1e-8, 40
 
 
 def rotate_loadings(
-    loadings: Array, rotation: str, *, normalize: bool = False
+    loadings: Array, rotation: str, *, normalize: bool = False, axes: Array | None = None
 ) -> tuple[Array, Array]:
     """Rotate loadings, and return them with the correlations of the components.
 
@@ -30,6 +36,8 @@ def rotate_loadings(
         `varimax`, `oblimin` or `promax`; all others leave the loadings as they are.
     normalize
         See `promax`.
+    axes
+        Axes of unit length to start `oblimin` from, (n_components, n_components), in columns.
 
     Returns
     -------
@@ -42,7 +50,7 @@ def rotate_loadings(
     if rotation == "promax":
         return promax(loadings, normalize=normalize)
     if rotation == "oblimin":
-        return oblimin(loadings)
+        return oblimin(loadings, axes)
     return varimax(loadings) if rotation == "varimax" else loadings, uncorrelated
 
 
@@ -59,19 +67,24 @@ def varimax(loadings: Array) -> Array:
     """Rotate loadings to maximize the variance of their squares within columns.
 
     H. F. Kaiser, "The varimax criterion for analytic rotation in factor analysis", Psychometrika
-    23, 1958, with rows scaled to length 1. Columns are ordered by their sum of squares.
+    23, 1958, with rows scaled to length 1: the best rotation of each pair of columns in turn.
+    Columns are ordered by their sum of squares.
     """
-    scaled = loadings / _find_lengths(loadings)
-    rotation, criterion = np.eye(loadings.shape[1]), 0.0
+    lengths = _find_lengths(loadings)
+    rotated, n = loadings / lengths, len(loadings)
     for _ in range(_MAX_VARIMAX_ROUNDS):
-        rotated = scaled @ rotation
-        target = rotated**3 - rotated * (rotated**2).mean(axis=0)
-        left, values, right = np.linalg.svd(scaled.T @ target)
-        rotation = left @ right
-        if values.sum() <= criterion * (1 + _VARIMAX_TOLERANCE):
+        largest = 0.0
+        for pair in combinations(range(loadings.shape[1]), 2):
+            x, y = rotated[:, pair].T
+            u, v = x**2 - y**2, 2 * x * y
+            sine = 2 * (u @ v - u.sum() * v.sum() / n)
+            angle = np.arctan2(sine, u @ u - v @ v - (u.sum() ** 2 - v.sum() ** 2) / n) / 4
+            cosine, sine = np.cos(angle), np.sin(angle)
+            rotated[:, pair] = np.column_stack([cosine * x + sine * y, cosine * y - sine * x])
+            largest = max(largest, abs(float(angle)))
+        if largest < _VARIMAX_TOLERANCE:
             break
-        criterion = values.sum()
-    rotated = loadings @ rotation
+    rotated *= lengths
     ordered = rotated[:, np.argsort(-(rotated**2).sum(axis=0), kind="stable")]
     return fix_signs(ordered, power=1 if loadings.shape[1] == 1 else 3)
 
@@ -99,12 +112,12 @@ def promax(loadings: Array, *, normalize: bool = False) -> tuple[Array, Array]:
     return lengths * (start @ transform), inverse @ inverse.T
 
 
-def oblimin(loadings: Array) -> tuple[Array, Array]:
+def oblimin(loadings: Array, axes: Array | None = None) -> tuple[Array, Array]:
     """Rotate loadings to minimize the products of their squares across columns (γ = 0, quartimin).
 
     R. I. Jennrich, "A simple general method for oblique rotation", Psychometrika 67, 2002:
-    projected gradient steps from the given axes, with rows as they are. Columns are ordered by
-    their sum of squares.
+    projected gradient steps from these axes, or those of the loadings, with rows as they are.
+    Columns are ordered by their sum of squares.
 
     Return the loadings, (n_features, n_components), and the correlations of the components,
     (n_components, n_components).
@@ -118,7 +131,7 @@ def oblimin(loadings: Array) -> tuple[Array, Array]:
         gradient = -(rotated.T @ (rotated * others) @ inverse).T
         return rotated, float((rotated**2 * others).sum()) / 4, gradient
 
-    axes, step = np.eye(loadings.shape[1]), 1.0
+    axes, step = np.eye(loadings.shape[1]) if axes is None else axes, 1.0
     rotated, criterion, gradient = rotate(axes)
     for _ in range(_MAX_OBLIMIN_STEPS):
         direction = gradient - axes * (axes * gradient).sum(axis=0)
@@ -142,6 +155,23 @@ def oblimin(loadings: Array) -> tuple[Array, Array]:
     signs = np.where((signed * ordered).sum(axis=0) < 0, -1.0, 1.0)
     np.fill_diagonal(correlation, 1.0)
     return signed, correlation * np.outer(signs, signs)
+
+
+def differentiate_rotation(
+    rotate: Callable[[Array], Array], loadings: Array, rotated: Array
+) -> Array:
+    """Return the derivatives of rotated loadings by loadings, each row by row.
+
+    `loadings` and `rotated` are (n_features, n_components), and those of `rotate` may have other
+    signs and another order of columns.
+    """
+    columns = []
+    for step in _STEP * np.eye(loadings.size):
+        check_cancelled()
+        ends = (rotate(loadings + sign * step.reshape(loadings.shape)) for sign in (1.0, -1.0))
+        above, below = (match_columns(end, rotated) for end in ends)
+        columns.append((above - below).ravel() / (2 * _STEP))
+    return np.stack(columns, axis=1)
 
 
 def _find_lengths(loadings: Array) -> Array:

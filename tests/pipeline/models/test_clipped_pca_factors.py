@@ -17,7 +17,12 @@ from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.base import reverse_components
 from pipeline.models.clipped_pca import ClippedPCA, ClippedPCAParams
-from pipeline.models.clipped_pca.factors import correlate_features
+from pipeline.models.clipped_pca.factors import (
+    correlate_features,
+    differentiate_factors,
+    fit_loadings,
+    rotate,
+)
 from pipeline.models.clipped_pca.model import probit_weights
 from pipeline.models.state import FitState
 from pipeline.numerics.metrics import match_columns
@@ -91,11 +96,48 @@ def test_factors_of_a_questionnaire_agree_with_psych(estimator: Any) -> None:
 def test_factors_have_the_loadings_that_drew_the_rows(counts: list[int], estimator: Any) -> None:
     X, loadings = draw_rows(20_000, counts, 5)
     state = fit_rows(X, counts, n_components=2, estimator=estimator, rotation="oblimin")
-    assert_allclose(match_columns(state.params.loadings, loadings), loadings, atol=0.05)
+    found = match_columns(state.params.loadings, loadings)
+    assert_allclose(found, loadings, atol=0.05)
     assert abs(state.params.component_correlation[0, 1]) == pytest.approx(0.4, abs=0.05)
-    assert state.params.loadings_error is None
+    order = np.argmax(abs(found.T @ state.params.loadings), axis=1)
+    z = (found - loadings) / state.params.loadings_error[:, order]
+    assert 0.5 < np.sqrt((z**2).mean()) < 1.6  # 1 by chance
     assert state.params.correlation_error is not None
     assert state.diagnostics["fit_statistics"]["normal_rmsea"] < 0.03
+
+
+@pytest.mark.parametrize("rotation", ["none", "varimax", "oblimin", "promax"])
+@pytest.mark.parametrize("estimator", ["pca", "minres", "ml"])
+def test_derivatives_of_loadings_are_those_of_a_new_fit(estimator: str, rotation: str) -> None:
+    """The correlations are those of two factors, or of rows for `pca`.
+
+    With factors of different sizes, the principal axes are not halfway between them, which is where
+    varimax and oblimin would stay.
+    """
+    X, loadings = draw_rows(300, [0] * 8, 5)
+    correlation = np.corrcoef(X.T)
+    if estimator != "pca":
+        loadings[4:] *= 0.8
+        correlation = loadings @ [[1, 0.4], [0.4, 1]] @ loadings.T
+        np.fill_diagonal(correlation, 1.0)
+    is_known = np.zeros((8, 8), bool)
+
+    def fit(own: Floats) -> Any:
+        values, vectors = np.linalg.eigh(own)
+        found = vectors[:, :-3:-1] * np.sqrt(values[:-3:-1])
+        if estimator != "pca":
+            found = fit_loadings(own, found, estimator, is_known)
+        return rotate(ClippedPCAParams(found, values, np.zeros(8), values, own), rotation)
+
+    params = fit(correlation)
+    found = differentiate_factors(params, np.arange(8), estimator, rotation)
+    change = np.random.default_rng(2).standard_normal((8, 8))
+    change = 1e-4 * np.triu(change, 1)
+    ends = (fit(correlation + sign * (change + change.T)).loadings for sign in (1, -1))
+    above, below = (match_columns(end, params.loadings) for end in ends)
+    expected = (above - below) / 2
+    moved = (found @ change[np.triu_indices(8, 1)]).reshape(8, 2)
+    assert_allclose(moved, expected, atol=0.01 * abs(expected).max())
 
 
 @pytest.mark.parametrize("rotation", ["varimax", "oblimin", "promax"])
