@@ -141,7 +141,7 @@ def test_untidy_members_have_positions() -> None:
     variance = codes["variance"][:, 0]
     assert np.isfinite(codes["mean"]).all()
     assert variance[n + 2] == pytest.approx(1.0)  # the prior
-    assert any("rows without any value: 1; their" in text for text in fitted.warnings)
+    assert any("rows without any value: 2; their" in text for text in fitted.warnings)
     assert variance[n + 1] < variance[n] < 1.0
     last = max(variance[k] for k in range(n) if members[k] == "m0" and times[k] <= 5)
     assert variance[n + 3] > 40 * float(fitted.params.innovation_variance) > last / 100
