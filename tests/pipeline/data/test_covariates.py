@@ -105,7 +105,11 @@ def test_rows_of_weight_0_do_not_count() -> None:
         (["age"], {"age": [*COLUMNS["age"][:7], np.nan]}, "row 8: age is missing"),
         (["age"], {"age": [*COLUMNS["age"][:7], np.inf]}, "row 8: age is infinite"),
         (["school"], {"school": np.array([*"NSENSEW", ""], object)}, "row 8: school is missing"),
-        (["text"], {"text": np.array(["1", "2", "3", "4", "NA"] + ["6"] * 3, object)}, "'NA'"),
+        (
+            ["text"],
+            {"text": np.array(["1", "2", "3", "4", "NA"] + ["6"] * 3, object)},
+            "row 5: text is missing",
+        ),
         (["same"], {}, "same is constant. Leave it out"),
         (["same=1"], {}, "all rows have the same level of same"),
         (["age", "half", "twice"], {"twice": 2 * COLUMNS["half"] - 1}, "twice is a linear combin"),
