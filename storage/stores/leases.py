@@ -272,8 +272,7 @@ class Lease:
         """Write the lease again and again, until it ends or is lost."""
         while not self._ended.wait(RENEW_SECONDS):
             with suppress(DataError, OSError):  # the store may recover before the lease expires
-                if self._slot is not None and not self._write(self._slot, self._version):
-                    log.warning("warning: %s", self.make_lost_error())
+                if self._slot is None or not self._write(self._slot, self._version):
                     return
 
     def _write(self, slot: _LeaseFile | ObjectPath, replaces: ObjectVersion | None) -> bool:

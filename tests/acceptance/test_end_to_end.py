@@ -16,8 +16,10 @@ from datetime import UTC, datetime, timedelta
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import psutil
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterStartTime
@@ -121,10 +123,22 @@ def parts() -> dict[str, np.ndarray]:
     return {"a.npy": X[:1000], "b.npy": X[1000:]}
 
 
+class Services(NamedTuple):
+    """A client of the Prefect server, and what kills the worker with its runs and restarts it."""
+
+    client: SyncPrefectClient
+    kill_worker: Callable[[], None]
+
+
 @pytest.fixture
-def deployed(
+def deployed(services: Services) -> SyncPrefectClient:
+    return services.client
+
+
+@pytest.fixture
+def services(
     s3: str, s3_store: StoreServer, parts: dict[str, np.ndarray], tmp_path: Path
-) -> Iterator[SyncPrefectClient]:
+) -> Iterator[Services]:
     """Start the services in the order of their dependencies."""
     s3_store.create("latentbits")
     for name, rows in parts.items():
@@ -170,10 +184,18 @@ def deployed(
         ]
         wait_for(lambda: healthy(url), server, *workers)
         assert started("setup").wait(SECONDS) == 0, (tmp_path / "setup.log").read_text()
-        started("worker")
+        worker = started("worker")
+
+        def kill_worker() -> None:
+            processes = [*psutil.Process(worker.pid).children(recursive=True), worker]
+            for process in processes:
+                process.kill()
+            worker.wait()
+            started("worker", "second-worker")
+
         configured = {PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: SECRETS[PASSWORD]}
         with temporary_settings(configured), get_client(sync_client=True) as client:
-            yield client
+            yield Services(client, kill_worker)
         for log in tmp_path.glob("*.log"):  # shown if the test fails
             print(f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}")
 
@@ -202,3 +224,21 @@ def test_a_schedule_fires_and_its_fit_has_the_bytes_of_one_by_hand(
     assert open_dataset(f"{DATA}/votes.zarr").digest == here.digest
     assert open_codes(f"{DATA}/codes/votes.zarr").n_rows == here.n_rows
     assert parse_path(f"{DATA}/reports/votes.html").is_file()
+
+
+@pytest.mark.slow
+def test_a_killed_worker_blocks_no_later_run(services: Services) -> None:
+    client = services.client
+    fire(client, "ingest")
+    wait_for(lambda: completed(client, "ingest"))
+    fire(client, "fit")
+    services.kill_worker()
+    deployment = client.read_deployment_by_name("fit/votes-fit")
+    later = client.create_flow_run_from_deployment(deployment.id).id
+    wait_for(lambda: client.read_flow_run(later).state_type == StateType.COMPLETED)
+    killed = first_runs(client)["fit"].state
+    assert killed is not None
+    assert (killed.type, killed.message) == (StateType.CRASHED, "No heartbeat for two minutes.")
+    latest = load_artifact(f"{DATA}/runs/votes").path.name
+    names = {path.name for path in parse_path(f"{DATA}/runs/votes").iterdir()}
+    assert names == {"latest", latest}  # one fit, and no unfinished work

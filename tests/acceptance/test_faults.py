@@ -251,7 +251,9 @@ def test_the_client_is_killed(work, cluster, stage, model):
         cluster.trapped(stage, partial(os.killpg, run.pid, signal.SIGKILL)),
     ):
         assert run.wait()[0] == -signal.SIGKILL
-    cell.resume()
+    done = cell.here("--json")  # also without --resume
+    assert (done.code, "so its work is continued" in done.err) == (0, True), done.err
+    cell.check()
 
 
 @pytest.fixture
