@@ -404,9 +404,10 @@ class _Holder:
         """Return after how many seconds to take over from a process of this machine."""
         try:
             process = psutil.Process(self.pid)
-            if process.create_time() != self.born or process.status() == psutil.STATUS_ZOMBIE:
+            status = process.status()
+            if _read_start_time(self.pid) != self.born or status == psutil.STATUS_ZOMBIE:
                 return 0.0
-            is_stopped = process.status() in _STOPPED_STATES
+            is_stopped = status in _STOPPED_STATES
         except psutil.AccessDenied:
             is_stopped = False
         except psutil.Error:
@@ -420,12 +421,19 @@ def _describe_this_process() -> _Holder:
         token=uuid.uuid4().hex,
         machine=_identify_machine(),
         pid=pid,
-        born=psutil.Process(pid).create_time(),
+        born=_read_start_time(pid),
         host=socket.gethostname(),
         run=run_name.get() or Path(sys.argv[0]).name or "python",
         since=f"{now:%Y-%m-%d %H:%M:%S} UTC",
         renewed=time.monotonic(),
     )
+
+
+def _read_start_time(pid: int) -> float:
+    """Return when a process started, on Linux in ticks since boot, as psutil's time may change."""
+    with suppress(OSError):
+        return float(Path(f"/proc/{pid}/stat").read_text("latin-1").rpartition(")")[2].split()[19])
+    return float(psutil.Process(pid).create_time())
 
 
 def _parse_holder(content: bytes) -> _Holder | None:
