@@ -13,9 +13,7 @@ prefect work-pool inspect latentbits >/dev/null 2>&1 ||
   prefect work-pool create latentbits --type process
 prefect work-queue inspect votes --pool latentbits >/dev/null 2>&1 ||
   prefect work-queue create votes --pool latentbits --limit 1
-automations=$(dirname "$0")/automations.yaml
-sed -n 's/^  - name: //p' "$automations" | while read -r name; do  # else there would be two of each
-  prefect --no-prompt automation delete "$name" >/dev/null 2>&1 </dev/null || true
-done
-prefect automation create --from-file "$automations"
+# Not replaced if they exist, as they would forget the runs that they watch.
+prefect automation inspect "end latentbits runs without heartbeat" >/dev/null 2>&1 ||
+  prefect automation create --from-file "$(dirname "$0")/automations.yaml"
 prefect --no-prompt deploy --prefect-file "$file" --all

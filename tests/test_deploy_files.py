@@ -289,12 +289,11 @@ def test_automations_are_what_prefect_takes() -> None:
             AutomationCore.model_validate(one)
 
 
-def test_setup_replaces_the_automations_that_end_runs() -> None:
+def test_setup_creates_the_automations_that_end_runs() -> None:
     text = (DEPLOY / "automations.yaml").read_text(encoding="utf-8")
     automations = yaml.safe_load(text)["automations"]
-    names = [automation["name"] for automation in automations]
-    assert re.findall("^  - name: (.*)$", text, re.MULTILINE) == names  # as setup.sh reads them
-    assert "automation create --from-file" in (DEPLOY / "setup.sh").read_text(encoding="utf-8")
+    setup = (DEPLOY / "setup.sh").read_text(encoding="utf-8")
+    assert f'automation inspect "{automations[0]["name"]}"' in setup
     tags = {
         automation["trigger"]["match_related"]["prefect.resource.id"] for automation in automations
     }
