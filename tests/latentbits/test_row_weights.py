@@ -34,6 +34,7 @@ def datasets(X: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         # Numbers that differ from the codes of their texts.
         "texts": np.array([*map(str, frequency)], object),
         "gaps": np.where(n_rows == 3, "", frequency.astype(str)).astype(object),
+        "words": np.where(n_rows == 3, "NA", frequency.astype(str)).astype(object),
         "names": np.array([f"p{i}" for i in n_rows], object),
         "survey": frequency / 7,
         "unit": np.array([f"u{i % 20}" for i in n_rows], object),
@@ -85,6 +86,7 @@ def test_the_command_gives_the_same(
         ({"weight": "nobody"}, "no per-row column 'nobody'. It has: frequency, "),
         ({"weight": "names"}, "'p0', which is not a number"),
         ({"weight": "gaps"}, "row 4: the weight in gaps is missing"),
+        ({"weight": "words"}, "row 4: the weight in words is missing"),
         ({"weight": "survey"}, 'is not a whole number; use weights="sampling"'),
         ({"weight": "frequency", "weights": "x"}, "weights must be frequency or sampling"),
         ({"weight": np.ones(3)}, "weight must be the name of a per-row column, but is a ndarray"),
