@@ -91,8 +91,7 @@ def _iter_path_sentences(artifact: Artifact) -> Iterator[str]:
     if "member" not in artifact:
         return
     record, changes = artifact.manifest["periods"], find_changes(artifact)
-    innovation = float(artifact["innovation_variance"])
-    if changes and innovation:
+    if changes:
         first, others = changes[0], changes[1:_MAX_FEATURES]
         yield (
             f"{first.name} moved most: from {format_position(first.start)} in {first.first:.10g} "
@@ -117,12 +116,20 @@ def _iter_path_sentences(artifact: Artifact) -> Iterator[str]:
             f"In {artifact['times'][last]:.10g}, {high} is highest and {low} lowest; ± is the "
             "standard error."
         )
+    if not (np.diff(artifact["member"]) == 0).any():
+        yield "No member has rows at several times, so nothing tells how positions change."
+        return
     source = "estimated" if artifact.manifest["hyperparameters"]["innovation"] is None else "as set"
-    yield (
-        f"When {record['time']} rises by 1, a position changes by "
-        f"{format_number(innovation**0.5, 2)} (standard deviation; the variance s² is "
-        f"{format_number(innovation, 2)}, {source}). First positions have a standard normal prior."
-    )
+    innovation = float(artifact["innovation_variance"])
+    text = f"variance s² is {format_number(innovation if changes else 0.0, 2)}, {source}"
+    if changes:
+        yield (
+            f"When {record['time']} rises by 1, a position changes by "
+            f"{format_number(innovation**0.5, 2)} (standard deviation; the {text}). First "
+            "positions have a standard normal prior."
+        )
+    else:
+        yield f"Positions do not change: their {text}."
 
 
 def _format_change(own: PositionChange) -> str:

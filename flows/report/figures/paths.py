@@ -28,6 +28,7 @@ from storage.artifacts.artifacts import Artifact
 
 _MAX_PATHS, _MAX_TICKS = 12, 8
 _WHO = ": those who moved most"
+_NO_CHANGE = 0.005  # of positions, which are shown as 0.00
 _NORMAL_QUANTILE = 1.96  # of 97.5 %
 
 
@@ -76,7 +77,10 @@ def format_position(value: float) -> str:
 
 
 def find_changes(artifact: Artifact) -> list[PositionChange]:
-    """Return the changes of the members who moved most; none of those with a single period."""
+    """Return the changes of the members who moved most, if positions change.
+
+    Members with a single period are left out.
+    """
     if "member" not in artifact:
         return []
     changes, times = [], artifact["times"][artifact["period"]]
@@ -90,13 +94,13 @@ def find_changes(artifact: Artifact) -> list[PositionChange]:
             first, last = times[own[[0, -1]]].tolist()
             start, end = artifact["position"][own[[0, -1]]].tolist()
             changes.append(PositionChange(name, first, last, start, end, float(np.sqrt(variance))))
-    return changes
+    return changes if any(abs(own.change) > _NO_CHANGE for own in changes) else []
 
 
 def make_change_table(artifact: Artifact) -> TextTable | None:
     """Return the table of the members who moved most; None if positions do not change."""
     changes = find_changes(artifact)
-    if not changes or not artifact["innovation_variance"]:
+    if not changes:
         return None
     record = artifact.manifest["periods"]
     rows = tuple(

@@ -629,8 +629,8 @@ class WalkingTrait(Model):
                 "to period"
             )
             warnings.append(FitWarning(text))
-        n_values = float(state.working["values_per_row"]) * statistics.n_rows
-        if self.innovation is None and (n_answers := n_values / len(weights)) < _FEW_ANSWERS:
+        n_answers = float(state.working["values_per_row"]) * statistics.n_rows / len(weights)
+        if self.innovation is None and self._times.n_steps and n_answers < _FEW_ANSWERS:
             text = (
                 f"items have only {n_answers:.1f} answers on average. With so few, the variance of "
                 f"changes, here {innovation:.2g}, is estimated too small, and positions change too "

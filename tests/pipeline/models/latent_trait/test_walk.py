@@ -198,10 +198,10 @@ def test_the_report_opens_with_the_members_who_moved_most(
     fitted.save(tmp_path / "fit")
     report = build_report_from_artifact(tmp_path / "fit")
     topic, sentences = next(iter(report.topics.items()))
-    params, members = fitted.params, fitted.manifest["periods"]["members"]
+    params, names = fitted.params, fitted.manifest["periods"]["members"]
     changes = {
-        members[k]: own[-1] - own[0]
-        for k in range(len(members))
+        names[k]: own[-1] - own[0]
+        for k in range(len(names))
         for own in [params.position[params.member == k]]
     }
     first = max(changes, key=lambda name: abs(changes[name]))
@@ -218,6 +218,14 @@ def test_the_report_opens_with_the_members_who_moved_most(
     table = make_change_table(report.fitted.artifact)
     assert table is not None
     assert [row[0] for row in table.rows] == sorted(changes, key=lambda n: -abs(changes[n]))[:12]
+    members, terms, votes, _ = draw_votes()
+    still, _ = fit(votes, members, terms, innovation=0.0, max_iter=1)
+    still.save(tmp_path / "still")
+    report = build_report_from_artifact(tmp_path / "still")
+    assert report.topics["Positions"][-1] == (
+        "Positions do not change: their variance s² is 0, as set."
+    )
+    assert make_change_table(report.fitted.artifact) is None
 
 
 def test_rows_of_roll_calls_have_the_names_of_members_and_times(
