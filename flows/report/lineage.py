@@ -9,7 +9,7 @@ are such as `votes-dataset` and `votes-clipped-pca-fit`, so the history of a key
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flows.report.figures.text import make_slug
 from flows.report.markdown import format_facts, quote_text
@@ -89,10 +89,10 @@ def _find_dataset(dataset: BinaryDataset) -> Artifact | None:
 def _create_artifact(name: str, lines: list[str], description: str) -> Artifact:
     from prefect.artifacts import MarkdownArtifact
 
-    artifact = MarkdownArtifact(
+    create: Any = MarkdownArtifact(
         key=make_slug(name), markdown="\n".join(lines), description=description
-    )
-    created: Artifact = artifact.create()
+    ).create
+    created: Artifact = create()
     return created
 
 
