@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import MISSING, dataclass, field, fields
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from importlib.metadata import version
 from inspect import Parameter, Signature
 from pathlib import PurePosixPath
@@ -113,8 +113,6 @@ def _build_flow(
 ) -> Callable[..., Summary]:
     if not is_prefect_installed():
         return wraps(work)(lambda *values, **named: work(kind(*values, **named)))
-    with pause_garbage_collection():
-        from prefect import flow
 
     @wraps(work)
     def call(*values: Any, **named: Any) -> Summary | State[Summary]:
@@ -125,14 +123,38 @@ def _build_flow(
     call.__signature__ = _make_signature(kind)  # type: ignore[attr-defined]
     hide_expected_tracebacks()
     hide_passwords_in_logs()
-    decorate: Any = flow(
+    make: Any = _get_flow_class()
+    made: Callable[..., Summary] = make(
+        call,
         name=name,
         flow_run_name=partial(_format_run_name, name),
         version=version("latentbits"),
         validate_parameters=False,
     )
-    decorated: Callable[..., Summary] = decorate(call)
-    return decorated
+    return made
+
+
+@cache
+def _get_flow_class() -> type[Any]:
+    """Return a class of flows that start an embedded server where Prefect would start its own.
+
+    That happens if a flow is called by its parameters and no server is configured. Prefect's server
+    is open to other users of the machine, and has 20 seconds to start.
+    """
+    with pause_garbage_collection():
+        from prefect import Flow
+        from prefect.context import FlowRunContext
+        from prefect.settings import get_current_settings
+
+    class ServedFlow(Flow[Any, Any]):
+        def __call__(self, *values: Any, **named: Any) -> Any:
+            run: Callable[[], Any] = partial(super().__call__, *values, **named)
+            settings = get_current_settings()
+            needs_server = settings.api.url is None and settings.server.ephemeral.enabled
+            is_outermost = FlowRunContext.get() is None
+            return run_with_server(run) if needs_server and is_outermost else run()
+
+    return ServedFlow
 
 
 def _wait_for_folder(work: Callable[[], T]) -> T:
