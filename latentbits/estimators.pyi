@@ -955,6 +955,7 @@ class LatentTrait(WeightedModelEstimator):
     means_: NDArray[np.float64] | None
     scales_: NDArray[np.float64] | None
     n_levels_: NDArray[np.int64] | None
+    is_nominal_: NDArray[np.bool] | None
     is_known_: NDArray[np.bool] | None
     log_prior_: NDArray[np.float64] | None
     components_: NDArray[np.float64]

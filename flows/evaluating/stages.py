@@ -62,7 +62,7 @@ from flows.running.flow import StageRunner
 from flows.running.resources import check_memory, find_memory_limit
 from pipeline.data.blocks import BinaryBlock, RowSource
 from pipeline.data.column_measures import check_row_columns
-from pipeline.data.datasets import make_memory_dataset, make_row_source
+from pipeline.data.datasets import get_row_columns, make_memory_dataset, make_row_source
 from pipeline.data.features import (
     Feature,
     find_continuous,
@@ -312,6 +312,12 @@ def prepare_evaluation(options: EvaluateOptions) -> EvaluationPlan:
     split = resolve_split(dataset, options.split, TEST if options.folds is None else TRAIN)
     check_label(dataset, options.label)
     models, dataset = load_compared_models(options.artifacts, dataset)
+    row_columns = get_row_columns(dataset)
+    if options.label in row_columns.list_columns()[1] and options.label in dataset.levels:
+        raise FitError(
+            f"{{label}}: {options.label} holds {row_columns.roles[options.label]} of the fit, "
+            "which are read as numbers. Choose another column."
+        )
     for option in ("label", "dif", "roll_calls"):
         if getattr(options, option):
             check_has_levels(dataset, f"{{{option}}}")
