@@ -27,6 +27,7 @@ from flows.report.figures.marks import (
 )
 from flows.report.figures.text import format_number, format_shown_count
 from pipeline.data.features import (
+    BINARY_LEVELS,
     Feature,
     find_first_planes,
     read_features,
@@ -128,7 +129,8 @@ def plot_component_levels(artifact: Artifact) -> Iterator[Figure]:
     ends = np.cumsum(count_levels(features))
     for k, levels in enumerate(values[:_MAX_COMPONENTS]):
         parts = [levels[ends[i] - len(features[i].levels) : ends[i]] for i in rows]
-        yield _plot_bars(artifact, k, [features[i] for i in rows], parts, len(features))
+        own = [features[i] for i in rows]
+        yield _plot_bars(artifact, k, own, parts, _find_common_levels(features), len(features))
 
 
 def _select_rows(values: Array, features: Sequence[Feature]) -> list[int]:
@@ -136,22 +138,45 @@ def _select_rows(values: Array, features: Sequence[Feature]) -> list[int]:
     firsts = np.cumsum(count_levels(features)) - count_levels(features)
     differences = np.add.reduceat(np.ptp(values, axis=0), firsts)
     largest = np.argsort(-differences, kind="stable")
-    n_rows = np.cumsum([len(f.levels) if f.is_nominal else 1 for f in features])
-    n_rows = np.cumsum(np.diff(n_rows, prepend=0)[largest])
+    common = _find_common_levels(features)
+    n_rows = np.array([len(f.levels) if _is_drawn_by_name(f, common) else 1 for f in features])
+    n_rows = np.cumsum(n_rows[largest])
     return sorted(largest[(n_rows <= _MAX_BARS) | (np.arange(len(largest)) == 0)].tolist())
 
 
+def _find_common_levels(features: Sequence[Feature]) -> tuple[str, ...]:
+    """Return the levels that all ordinal, or else binary, features have; empty if they differ."""
+    ordinal, binary = (
+        {feature.levels for feature in features if feature.kind == kind}
+        for kind in ("ordinal", "binary")
+    )
+    levels = ordinal or binary
+    return levels.pop() if len(levels) == 1 else ()
+
+
+def _is_drawn_by_name(feature: Feature, common: tuple[str, ...]) -> bool:
+    """Return whether each level has a bar with its name: of categories, also if they are two."""
+    if feature.kind != "binary" or feature.levels == BINARY_LEVELS:
+        return feature.kind == "nominal"
+    return not {*feature.levels} <= {*common}
+
+
 def _plot_bars(
-    artifact: Artifact, k: int, features: Sequence[Feature], parts: Sequence[Array], n_features: int
+    artifact: Artifact,
+    k: int,
+    features: Sequence[Feature],
+    parts: Sequence[Array],
+    common: tuple[str, ...],
+    n_features: int,
 ) -> Figure:
     """Plot one bar per feature, cut into its levels, and one per category of nominal ones.
 
-    `parts` are the probabilities of the levels of each feature.
+    `parts` are the probabilities of the levels of each feature, and `common` the common levels.
     """
     words = read_vocabulary(artifact.manifest)
     left, right, names, colours, rows = [], [], list[str](), [], []
     for feature, part in zip(features, parts, strict=True):
-        n_levels, is_nominal = len(feature.levels), feature.is_nominal
+        n_levels, is_nominal = len(feature.levels), _is_drawn_by_name(feature, common)
         ends = part if is_nominal else np.cumsum(part)
         right.append(ends)
         left.append(ends - part)
@@ -174,10 +199,9 @@ def _plot_bars(
         facts=facts,
     )
     x, y = make_axis(0.0, 1.0, "P(level)"), make_name_axis(names, is_down=True)
-    by_level = [feature for feature in features if not feature.is_nominal]
-    common = {feature.levels for feature in by_level if feature.kind == "ordinal"}
-    common = common or {feature.levels for feature in by_level}
-    keys = _make_keys(common.pop() if len(common) == 1 else _EDGE_TEXTS[: 2 * bool(by_level)])
+    keys: tuple[LegendKey, ...] = ()
+    if not all(_is_drawn_by_name(feature, common) for feature in features):
+        keys = _make_keys(common or _EDGE_TEXTS)
     note = ""
     if "weights" in artifact and artifact.dims("weights") == ("component",):
         note = f"{format_share(artifact['weights'][k], 1)} of the rows. "

@@ -60,6 +60,25 @@ def test_levels_of_classes_are_stacked_bars(tmp_path: Path) -> None:
     assert [name for name, _ in table.rows] == [*expected, "q3 = perhaps"]
 
 
+def test_two_categories_have_a_bar_each_and_no_lowest_level() -> None:
+    rng = np.random.default_rng(6)
+    X = np.column_stack(
+        [rng.choice(["f", "m"], 80), rng.choice(["None", "a"], 80), rng.choice(LEVELS, 80)]
+    ).astype(object)
+    for levels, legend in ((None, []), ({"q": LEVELS}, [*LEVELS])):
+        own = {"sex": ["f", "m"], "home": ["None", "a"]} | ({} if levels else {"q": LEVELS})
+        dataset = lb.from_numpy(X, ["sex", "home", "q"], levels=levels, nominal=own)
+        fitted = lb.fit(dataset, "bernoulli-mixture", components=2, errors="none", max_iter=2)
+        report = build_report(fitted._to_loaded_model(), dataset)
+        figures = [f for f in report.figures if f.title.startswith("Levels in component")]
+        for figure in figures:
+            assert [key.name for key in figure.keys] == legend
+            assert figure.plot is not None
+            (bars,) = (mark for mark in figure.plot.marks if isinstance(mark, BarMarks))
+            assert (bars.left[:4] == 0).all()
+        assert len(figures) == 2
+
+
 def test_levels_over_a_component_are_curves() -> None:
     report = make_report(model="rbm", components=1, max_iter=2)
     titles = {figure.title: figure for figure in report.figures}
