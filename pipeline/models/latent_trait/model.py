@@ -1310,7 +1310,9 @@ class LatentTrait(Model):
             tol = max(tol, SEARCH_TOL)
         if float(state.working.get("stretch", 1.0)) > 1:
             tol = max(tol, _STRETCHED_TOL)
-        enough = _REFINING_PASSES if "coarse" in state.working else math.inf
+        # Slopes that run away have no maximum to reach, and ever finer nodes.
+        runs_away = "by_sites" in state.working and state.auxiliary["diverging"].size > 0
+        enough = _REFINING_PASSES if "coarse" in state.working or runs_away else math.inf
         weight = float(state.auxiliary.get("weight", 1))
         return ObjectiveCriterion(self.max_iter, tol, weight, enough)
 

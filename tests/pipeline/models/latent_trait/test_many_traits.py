@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -98,6 +99,18 @@ def test_the_pattern_that_drew_the_rows_fits() -> None:
     assert found["rmsea"] < 0.03
     assert found["cfi"] > 0.99
     assert found["srmr"] < 0.04
+
+
+def test_slopes_that_run_away_end_a_stage() -> None:
+    """They have no maximum, and every further pass needs finer nodes."""
+    state = fit_four_traits()
+    structure = Structure((), FEATURES, pattern=make_pattern(SIMPLE))
+    model = LatentTrait().with_structure(structure)
+    moving = list(np.arange(40.0))
+    for diverging, has_converged in (([], False), ([0], True)):
+        auxiliary = {**state.auxiliary, "diverging": np.array(diverging, np.int64)}
+        criterion = model.get_convergence_criterion(replace(state, auxiliary=auxiliary))
+        assert criterion.has_converged(moving) == has_converged
 
 
 def test_pairs_of_traits_by_quadrature_have_the_same_correlations() -> None:
