@@ -1107,7 +1107,7 @@ def read_items(items: Any) -> KnownItems:
     items = getattr(items, "fitted_", items)
     if isinstance(items, Fitted):
         digest = items.manifest.get("manifest_digest")
-        return get_fitted_items(items.model, items.params, items.feature_names, "the fit", digest)
+        return get_fitted_items(items.model, items.params, items.features, "the fit", digest)
     if isinstance(items, str | Path):
         from flows.data.parameter_tables import read_known_items  # imports what reads files
 
@@ -1168,7 +1168,7 @@ def link_items(
     """
     own = find_fitted(new)
     items = [
-        get_fitted_items(fitted.model, fitted.params, fitted.feature_names, source)
+        get_fitted_items(fitted.model, fitted.params, fitted.features, source)
         for fitted, source in ((own, "The new fit"), (find_fitted(old), "the old fit"))
     ]
     return LinkedItems(own.feature_names, compute_link(*items))

@@ -106,8 +106,8 @@ def read_known_items(name: str) -> KnownItems:
     if not name.endswith(_TABLES) and (is_url(name) or check_local_path(Path(name)).is_dir()):
         fitted = load_fitted_model(parse_path(name))
         source = str(fitted.artifact.path.resolve())
-        names = fitted.feature_names
-        return get_fitted_items(fitted.model, fitted.params, names, source, fitted.digest)
+        own = (fitted.model, fitted.params, fitted.features)
+        return get_fitted_items(*own, source, fitted.digest)
     path = parse_local_path(name)
     if path.suffix not in _TABLES:
         raise DataError(

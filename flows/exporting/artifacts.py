@@ -26,6 +26,7 @@ from flows.exporting.columns import (
     read_parameter_columns,
 )
 from flows.exporting.files import BatchedTable, collect_columns
+from pipeline.data.features import read_features
 from pipeline.errors import FitError
 from pipeline.evaluation.linking import ItemLink, compute_link
 from pipeline.inference.edges import find_tree_edges, make_edge_columns
@@ -75,7 +76,11 @@ def _list_curves(artifact: Artifact) -> dict[str, pa.Array]:
     kind = artifact.manifest["hyperparameters"].get("items")
     if kind is None or not (n_levels > 2).any():
         return {}
-    return {"curves": pa.array([kind if n > 2 else None for n in n_levels.tolist()], pa.string())}
+    found = {"curves": pa.array([kind if n > 2 else None for n in n_levels.tolist()], pa.string())}
+    if "is_nominal" in artifact:  # the order of the columns
+        texts = [own.list_categories() or None for own in read_features(artifact.manifest)]
+        found["categories"] = pa.array(texts, pa.string())
+    return found
 
 
 def make_group_table(artifact: Artifact) -> BatchedTable:
@@ -342,7 +347,7 @@ def link_fits(new: LoadedModel, old: LoadedModel) -> ItemLink:
     return compute_link(
         *(
             get_fitted_items(
-                fitted.model, fitted.params, fitted.feature_names, str(fitted.artifact.path)
+                fitted.model, fitted.params, fitted.features, str(fitted.artifact.path)
             )
             for fitted in (new, old)
         )

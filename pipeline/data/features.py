@@ -54,8 +54,12 @@ class Feature(NamedTuple):
     def describe_levels(self) -> str:
         """Describe the levels for a message."""
         if self.kind == "nominal":
-            return f"the categories {', '.join(map(quote_name, self.levels))}"
+            return f"the categories {self.list_categories()}"
         return f"the levels {join_levels(self.levels)}" if self.levels else "continuous values"
+
+    def list_categories(self) -> str:
+        """List the categories of a nominal feature in a text; empty for others."""
+        return ", ".join(map(quote_name, self.levels)) if self.kind == "nominal" else ""
 
     def name_planes(self) -> list[str]:
         """Return a name of each plane; that of a binary feature is the feature's name."""

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
 from typing import Any
 
@@ -44,6 +44,9 @@ class KnownItems:
         Guessing g and slipping s of items with one component; None if all are 0.
     levels
         What is known of items that are not binary; None if all are binary.
+    categories
+        Categories of nominal items in their order, as `Feature.list_categories` writes them, by the
+        name of the item.
     """
 
     source: str
@@ -53,6 +56,7 @@ class KnownItems:
     offsets: Array
     asymptotes: Asymptotes | None = None
     levels: KnownLevels | None = None
+    categories: Mapping[str, str] = field(default_factory=dict)
 
     def align(self, features: Sequence[Feature], kind: str, dataset: str) -> Array:
         """Return weights and offsets of the forms of all features, see `Structure.known_items`.
@@ -101,6 +105,13 @@ class KnownItems:
         by_feature = [np.full((feature.n_planes or 2, width), np.nan) for feature in features]
         for item, name in enumerate(self.features):
             place = places[name]
+            own = features[place].list_categories()
+            if (known := self.categories.get(name, own)) != own:
+                raise FitError(
+                    f"{{items}}: {self.source}: {name} has the categories {known}, but in "
+                    f"{dataset} {own or 'it is not nominal'}. Ingest the data with the categories "
+                    "of the calibration, in their order."
+                )
             by_feature[place] = levels.list_forms(
                 item, values[item], features[place], kind, self.source, dataset
             )
@@ -170,9 +181,9 @@ def parse_known_items(
         Columns by name: `feature`, `slope` or `weights_1`, `weights_2`, …, `offset` or `offsets`,
         and `guessing` and `slipping` if items have them. Of items that are not binary, see
         `KnownLevels`: `n_levels`, `curves` (the kind), `level_offsets_1`, `level_offsets_2`, …,
-        `level_weights_1_1`, `level_weights_2_1`, …, `means`, `scales` and `deviations`. Others are
-        ignored. None and NaN stand for values that are not known, and for guessing and slipping
-        of 0.
+        `level_weights_1_1`, `level_weights_2_1`, …, `means`, `scales` and `deviations`; and
+        `categories` of nominal ones. Others are ignored. None and NaN stand for values that are
+        not known, and for guessing and slipping of 0.
     source, digest
         See `KnownItems`. None is the digest of names and values.
 
@@ -216,12 +227,15 @@ def parse_known_items(
     }
     kinds = {str(kind) for kind in table.get("curves", ()) if kind}
     levels = KnownLevels.parse(values, kinds, features, source)
-    items = KnownItems(source, digest or "", features, weights, offsets[:, 0], asymptotes, levels)
+    texts = zip(features, table.get("categories", ()), strict=False)
+    categories = {name: str(text) for name, text in texts if text}
+    parts = (weights, offsets[:, 0], asymptotes, levels, categories)
+    items = KnownItems(source, digest or "", features, *parts)
     return items if digest else replace(items, digest=_digest_values(items))
 
 
 def get_fitted_items(
-    model: Any, params: Any, features: Sequence[str], source: str, digest: str | None = None
+    model: Any, params: Any, features: Sequence[Feature], source: str, digest: str | None = None
 ) -> KnownItems:
     """Return the items of a fitted latent-trait model, for other fits.
 
@@ -238,14 +252,16 @@ def get_fitted_items(
         differs = (by_group != by_group[0]).any(axis=(0, 2))
         differs |= find_different_levels(params)
         if differs.any():
-            names = [features[item] for item in np.flatnonzero(differs).tolist()]
+            names = [features[item].name for item in np.flatnonzero(differs).tolist()]
             raise FitError(
                 f"{source} has items that differ between its groups: "
                 f"{_join_names(names)}. Give a table with the items of one group."
             )
     parts = (params.weights, params.offsets, params.asymptotes)
     levels = None if params.n_levels is None else KnownLevels.from_fit(params, model.items)
-    items = KnownItems(source, digest or "", tuple(features), *parts, levels)
+    categories = {own.name: own.list_categories() for own in features if own.kind == "nominal"}
+    own_names = tuple(feature.name for feature in features)
+    items = KnownItems(source, digest or "", own_names, *parts, levels, categories)
     return items if digest else replace(items, digest=_digest_values(items))
 
 

@@ -253,6 +253,12 @@ def test_items_of_categories_have_curves_and_names(cli: Any, folder: Path) -> No
     assert "infit" not in columns
     known, own = (pd.read_csv(folder / f"{name}.csv")["mean_1"] for name in ("known", "own"))
     np.testing.assert_allclose(known, own, atol=1e-5)
+    other = ("--dataset", folder / "f.zarr", "--nominal", OPTION.replace("tv,", "") + ",tv")
+    assert cli("ingest", folder / "a.csv", *other).code == 0
+    words = ("--dataset", folder / "f.zarr", "--output", folder / "other.csv")
+    for known_items in (folder / "i.csv", folder / "trait"):
+        done = cli("transform", "--items", known_items, *words)
+        assert 'media0 has the categories tv, "radio, local", None, web, fax, but in' in done.err
     path = folder / "trait.html"
     assert cli("report", *artifact, "--output", path).code == 0
     page = path.read_text()
