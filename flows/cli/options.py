@@ -156,6 +156,7 @@ class ExecutorOptions(TypedDict, total=False):
             group=CLUSTER,
             help="Seconds until another worker gets a stuck task.",
         ),
+        ExampleValue(600),
     ]
     cluster: Annotated[
         str,

@@ -60,7 +60,7 @@ def test_parameters_are_the_options_each_with_a_description_and_an_example(flow)
     for group in parameters:
         assert {name for name, told in group.items() if not told.get("description")} == set()
         examples = {name: told.get("examples", [None])[0] for name, told in group.items()}
-        assert None not in examples.values(), examples
+        assert {name for name, example in examples.items() if example is None} == set()
         own = {"properties": group, "definitions": parts}
         assert validate(examples, own, ignore_required=True) == []
     if "where" in schema["properties"]:
