@@ -10,8 +10,8 @@ import sys
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise, zip_longest
 from typing import Any, TypeVar
@@ -36,7 +36,7 @@ from pipeline.executors.dask_monitor import ClusterMonitor, make_cluster_lost
 T = TypeVar("T")
 R = TypeVar("R")
 F = TypeVar("F")
-_POLL_SECONDS, _PAUSE_SECONDS = 1.0, 0.05
+_POLL_SECONDS, _PAUSE_SECONDS, _MIN_LATE_SECONDS, _TIMES_MEAN = 1.0, 0.05, 5.0, 3.0
 _MAX_ARITY = 8
 """Most results that a task merges."""
 
@@ -81,22 +81,44 @@ class DaskExecutor:
         n_ahead = max(4, 2 * len(addresses))
         sent_function = self._submit(_return_function, function, key=f"{name}-function")
 
-        def submit(numbered: tuple[int, T]) -> Future:
+        start, n_done = time.monotonic(), 0
+
+        def submit(numbered: tuple[int, T]) -> tuple[Future, int, T]:
             index, item = numbered
+            # The same worker may still have an item's chunks in memory; idle workers steal.
+            workers = addresses[index % max(len(addresses), 1) :][:1]
+            return submit_to(workers, f"{name}-{index}", index, item), index, item
+
+        def submit_to(workers: Sequence[str], key: str, index: int, item: T) -> Future:
             return self._submit(
                 _run_task,
                 sent_function,
                 item,
-                key=f"{name}-{index}",
+                key=key,
                 priority=-index,
-                # The same worker may still have an item's chunks in memory; idle workers steal.
-                workers=addresses[index % max(len(addresses), 1) :][:1],
+                workers=workers,
                 allow_other_workers=True,
             )
 
+        def get_result(submitted: tuple[Future, int, T]) -> R:
+            nonlocal n_done
+            future, index, item = submitted
+            waiting_since = time.monotonic()
+
+            def copy() -> Future | None:
+                mean = (waiting_since - start) * len(addresses) / max(n_done, 1)
+                if not n_done or not _is_late(waiting_since, mean):
+                    return None
+                workers, _ = self._find_other_workers({future.key})
+                return submit_to(workers, f"copy-{future.key}", index, item) if workers else None
+
+            result: R = self._wait_for_result(future, copy=copy)
+            n_done += 1
+            return result
+
         try:
             yield from iter_results_in_order(
-                submit, self._wait_for_result, enumerate(items), n_ahead, Future.release
+                submit, get_result, enumerate(items), n_ahead, lambda pair: pair[0].release()
             )
         finally:
             sent_function.release()
@@ -114,7 +136,8 @@ class DaskExecutor:
         A thread has neighbouring spans, which often read the same chunks and have the same node
         above them; idle workers steal. It knows only its next spans, because Dask gives up tasks
         that were assigned to four workers that died, even if they had not begun. A slow task holds
-        up nothing but the nodes above it.
+        up nothing but the nodes above it. Copies of the last tasks run on idle workers if they take
+        clearly longer than others (J. Dean, S. Ghemawat, MapReduce, 2004, section 3.6).
         """
         name = f"{_get_function_name(function)}-{uuid.uuid4().hex[:8]}"
         sent_function = self._submit(_return_function, function, key=f"{name}-function")
@@ -124,19 +147,38 @@ class DaskExecutor:
         spans, merges = _plan_tasks(name, sent_function, merge, trees, addresses, max_items)
         roots = [task for task in merges if task.is_root]
         running: dict[Future, Sequence[T]] = {}
+        stuck: set[Future] = set()
+        n_spans, start, last_end = len(spans), time.monotonic(), time.monotonic()
 
         def poll() -> None:
+            nonlocal last_end
             check_cancelled()
             for future in [*running]:
                 if future.status in ("error", "cancelled"):
                     self._wait_for_result(future)  # raises
                 elif future.status == "finished":
                     report(running.pop(future))
+                    last_end = time.monotonic()
+
+        def are_late() -> bool:
+            n_done = n_spans - len(spans) - len(running)
+            return n_done > 0 and _is_late(last_end, (last_end - start) * n_threads / n_done)
+
+        def copy(root: _Task) -> Future | None:
+            return self._copy_tasks(root, running) if are_late() else None
 
         try:
             while spans:
-                if len(running) <= 2 * n_threads:
-                    n_free = min(4 * n_threads - len(running), len(spans))
+                if are_late():
+                    workers, _ = self._find_other_workers({future.key for future in running})
+                    if workers:
+                        stuck.update(running)  # and what waits behind them; the others go on
+                        for span in spans:
+                            span.workers = workers
+                n_busy = len(running.keys() - stuck)
+                if n_busy <= 2 * n_threads:
+                    n_free = min(4 * n_threads - n_busy, len(spans))
+                    last_end = time.monotonic() if n_busy == 0 else last_end
                     running |= self._submit_tasks([spans.popleft() for _ in range(n_free)])
                     merges = self._submit_ready(merges)
                 else:
@@ -146,8 +188,12 @@ class DaskExecutor:
             next_root = iter(roots)
             for tree in trees:
                 if tree.items:
-                    result = self._wait_for_result(next(next_root).future, poll)
-                    poll()
+                    root = next(next_root)
+                    result = self._wait_for_result(root.future, poll, partial(copy, root))
+                    keys = root.list_span_keys()
+                    for future in [future for future in running if future.key in keys]:
+                        report(running.pop(future))
+                        future.release()  # a copy was faster
                     yield result
                 else:
                     yield tree.finish([*tree.nodes])
@@ -170,7 +216,9 @@ class DaskExecutor:
                 priority=priority,
             )
         for task, future in zip(tasks, futures, strict=True):
-            task.future, task.children = future, []  # workers may forget what will be merged
+            task.future = future
+            for child in task.children:
+                child.future = None  # workers may forget what will be merged
         return {task.future: task.argument for task in tasks}
 
     def _submit_ready(self, merges: list[_Task]) -> list[_Task]:
@@ -179,6 +227,30 @@ class DaskExecutor:
             self._submit_tasks(ready, priority=1)  # so that results do not pile up
             merges = [m for m in merges if m.future is None]
         return merges
+
+    def _copy_tasks(self, root: _Task, late: Collection[Future]) -> Future | None:
+        """Submit late spans of a tree, and what merges them, to other workers once more."""
+        workers, keys = self._find_other_workers({future.key for future in late})
+
+        def copy(task: _Task) -> _Task:
+            children = [copy(child) for child in task.children]
+            if task.key not in keys and children == task.children:
+                return task
+            for child in children:
+                # The task that waits for it keeps its result on the cluster.
+                child.future = child.future or Future(child.key, self.client)
+            copied = replace(task, children=children, key=f"copy-{task.key}", workers=workers)
+            self._submit_tasks([copied])
+            return copied
+
+        copied_root = copy(root) if workers else root
+        return None if copied_root is root else copied_root.future
+
+    def _find_other_workers(self, keys: set[str]) -> tuple[list[str], set[str]]:
+        """Return the workers that have none of these tasks, and all tasks of the others."""
+        tasks = {a: set(map(str, own)) for a, own in self._monitor.ask("processing").items()}
+        others = [address for address, own in tasks.items() if keys.isdisjoint(own)]
+        return others, keys.union(*(own for a, own in tasks.items() if a not in others))
 
     def _submit(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Future:
         (future,) = self._submit_all(
@@ -226,23 +298,37 @@ class DaskExecutor:
         return [address for address, n_threads in counts for _ in range(n_threads)]
 
     def _wait_for_result(
-        self, future: Future, on_poll: Callable[[], object] = check_cancelled
+        self,
+        future: Future,
+        on_poll: Callable[[], object] = check_cancelled,
+        copy: Callable[[], Future | None] = lambda: None,
     ) -> Any:
-        """Return the result of a task, or raise its error; watch the cluster meanwhile."""
-        seconds = _POLL_SECONDS
-        while True:
-            with self._monitor.detect_loss(future):
-                try:
-                    value = future.result(seconds)
-                    future.release()
-                    return value
-                except TimeoutError:
-                    if future.status == "error":  # meanwhile, or the task itself raised this error
-                        return future.result()
-                    if future.status == "finished":  # a large result, or one whose worker is lost
-                        seconds *= 2
-            on_poll()
-            self._monitor.check()
+        """Return the result of a task, or raise its error; watch the cluster meanwhile.
+
+        `copy` may submit a second task with the same result; the first to end is taken.
+        """
+        seconds, first, second = _POLL_SECONDS, future, None
+        try:
+            while True:
+                if second is not None and second.status == "finished":
+                    future = second
+                with self._monitor.detect_loss(future):
+                    try:
+                        is_race = second is not None and future.status == "pending"
+                        return future.result(_PAUSE_SECONDS if is_race else seconds)
+                    except TimeoutError:
+                        if future.status == "error":  # meanwhile, or the task itself raised this
+                            return future.result()
+                        if future.status == "finished":  # a large result, or its worker is lost
+                            seconds *= 2
+                on_poll()
+                self._monitor.check()
+                if future.status == "pending":
+                    second = second or copy()
+        finally:
+            for done in (first, second):
+                if done is not None:
+                    done.release()
 
 
 def check_workers(monitor: ClusterMonitor, packages: Sequence[str]) -> None:
@@ -265,6 +351,11 @@ def check_workers(monitor: ClusterMonitor, packages: Sequence[str]) -> None:
                     f"worker {worker}: {name} is {versions.get(name)} there, but {value} here. "
                     "Install the version that is here."
                 )
+
+
+def _is_late(since: float, mean_seconds: float) -> bool:
+    """Return whether a task that runs since then takes clearly longer than the mean."""
+    return time.monotonic() - since > max(_MIN_LATE_SECONDS, _TIMES_MEAN * mean_seconds)
 
 
 def _return_function(function: Callable[[T], R]) -> Callable[[T], R]:
@@ -301,6 +392,10 @@ class _Task:
     is_root: bool = False
     workers: Sequence[str] = ()  # the address of the worker that should do it
     future: Future | None = None
+
+    def list_span_keys(self) -> set[str]:
+        """Return the keys of the spans that this task merges, or its own if it is one."""
+        return set().union(*(c.list_span_keys() for c in self.children)) or {self.key}
 
 
 def _plan_tasks(

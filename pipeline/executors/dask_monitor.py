@@ -192,9 +192,8 @@ class ClusterMonitor:
             if is_own or not is_lost:
                 raise
             self.close()
-            # Dask cancels all tasks when the connection to the scheduler ends.
-            reason = str(error) if isinstance(error, OSError) else ""
-            raise make_cluster_lost(reason or "the scheduler has gone") from error
+            reason = str(error) if isinstance(error, TimeoutError) else "the scheduler has gone"
+            raise make_cluster_lost(reason) from error
 
     def close(self) -> None:
         """Close the client within seconds, even if the scheduler is frozen."""

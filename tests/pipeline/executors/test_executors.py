@@ -31,6 +31,7 @@ from pipeline.executors.base import (
     choose_executor,
     limit_blas_threads,
 )
+from pipeline.executors.cancellation import check_cancelled
 from pipeline.executors.dask import DaskExecutor
 from pipeline.fitting.fit_pass import collect_pass_statistics
 from pipeline.fitting.loop import fit_model
@@ -233,6 +234,33 @@ def set_pause_fraction(client: Client, fraction: float, status: str) -> None:
 
 def _set_pause_fraction(fraction: float, dask_worker: Worker) -> None:
     dask_worker.memory_manager.memory_pause_fraction = fraction
+
+
+@pytest.mark.matrix
+def test_idle_workers_copy_the_last_tasks(three_workers, tmp_path, monkeypatch) -> None:
+    """The first attempt at two items never ends; the first result counts."""
+    monkeypatch.setattr("pipeline.executors.dask._MIN_LATE_SECONDS", 0.5)
+    three_workers.wait_for_workers(3, timeout=600)
+    executor, done = DaskExecutor(three_workers), []
+    stuck = partial(wait_at_first, str(tmp_path))
+    trees = [Tree(range(1), (), list), Tree(range(64), (), list), Tree(range(64, 70), (), list)]
+    texts = list(executor.reduce(stuck, write_merge, trees, done.extend, 1))
+    assert texts == list(SerialExecutor().reduce(write_span, write_merge, trees, len, 1))
+    assert sorted(done) == [0, *range(70)]
+    found = list(executor.map(stuck, [[k] for k in range(100, 120)]))
+    assert found == [str(k) for k in range(100, 120)]
+    assert {path.name for path in tmp_path.iterdir()} == {"33", "66", "111"}
+    eventually(lambda: three_workers.run_on_scheduler(_number_of_tasks) == 0)
+
+
+def wait_at_first(folder: str, items: Sequence[int]) -> str:
+    mark = Path(folder, str(items[0]))
+    if items[0] in (33, 66, 111) and not mark.exists():
+        mark.touch()
+        while True:
+            check_cancelled()
+            time.sleep(0.01)
+    return write_span(items)
 
 
 @pytest.mark.matrix
