@@ -43,8 +43,6 @@ def write_five_scales(folder: Path) -> None:
     reverse = table["item"].isin(["A1", "C4", "C5", "E1", "E2", "O2", "O5"])
     marked = table.assign(reversed=np.where(reverse, "yes", "no"))
     marked.to_csv(folder / "big5.csv", index=False)
-    pattern = pd.get_dummies(table.set_index("item")["scale"], dtype=int)
-    pattern.to_csv(folder / "five-traits.csv")
 
 
 @pytest.mark.matrix
