@@ -32,7 +32,7 @@ from storage.format.manifest_schemas import check_schema
 from storage.format.manifests import read_manifest
 from storage.format.schema import ARTIFACT_FORMAT, FORMAT_VERSION
 from storage.stores.leases import lock_folder
-from storage.stores.locations import AnyPath, delete_tree, list_children
+from storage.stores.locations import MANIFEST_NAME, AnyPath, delete_tree, list_children
 
 _ARRAY_FIELDS = ("working", "auxiliary", "acceleration")
 STATISTICS_FOLDER = "statistics"
@@ -58,12 +58,13 @@ def collect_or_load(
     kind: type[Statistics], folder: AnyPath, collect: Callable[[], Statistics]
 ) -> Statistics:
     """Load the statistics that an interrupted fit saved, or collect and save them."""
-    try:
-        return load_statistics(kind, folder)
-    except StoreUnreachableError:
-        raise
-    except DataError:
-        pass  # a new fit, or the interrupted one had not saved them
+    if (folder / MANIFEST_NAME).exists():
+        try:
+            return load_statistics(kind, folder)
+        except StoreUnreachableError:
+            raise
+        except DataError:
+            pass  # the interrupted fit had not saved all of them
     statistics = collect()
     save_statistics(folder, statistics)
     # The memory layout after loading: sums of another layout differ in the last bits.
