@@ -373,6 +373,8 @@ def _format_spectrum(values: Sequence[float], n_features: int) -> str:
 
 def format_drift(drift: Mapping[str, Any]) -> str:
     """Format the drift since the previous fit as one line."""
+    if "note" in drift:
+        return str(drift["note"])
     parts = []
     if "similarity" in drift["parameters"]:
         parts.append(f"similarity {drift['parameters']['similarity']:.3f}")
@@ -385,6 +387,9 @@ def format_drift(drift: Mapping[str, Any]) -> str:
     if "now" in (scores := drift.get("likelihood", {})):
         before, now = (f"{scores[key]:.4g}".replace("-", "−") for key in ("before", "now"))
         parts.append(f"new rows {before} → {now} {scores['unit']}")
+    for kind in ("new", "absent"):
+        if names := drift[f"{kind}_features"]:
+            parts.append(f"{kind} features {len(names)}")
     if drift["new_segments"]:
         parts.append(f"new segments {len(drift['new_segments'])}")
     return ", ".join(parts) or "nothing to compare"

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
-from flows.cli.progress import log
+import numpy as np
+
 from flows.cli.summary import join_names
 from flows.data.datasets import LoadedModel, load_fitted_model
 from flows.fitting.checkpoints import load_statistics
 from flows.fitting.job import FitJob
-from flows.fitting.provenance import describe_artifact, is_of_leading_rows
+from flows.fitting.provenance import describe_artifact, find_row_difference, has_leading_rows
 from flows.running.environment import is_server_configured
 from pipeline.data.blocks import RowSource
-from pipeline.data.features import HasFeatures, list_plane_names
+from pipeline.data.features import HasFeatures, list_features, list_plane_names
 from pipeline.data.matching import map_fitted_segments
 from pipeline.errors import FitError
 from pipeline.evaluation.drift import (
+    SharedFeatures,
     compare_correlations,
     compare_loadings,
     find_largest_move,
     find_new_constants,
+    match_features,
     pool_counts,
     select_appended_rows,
+    select_features,
 )
 from pipeline.evaluation.evaluate import (
     EvaluatedModel,
@@ -44,6 +48,7 @@ from pipeline.statistics.counts import POOLED_KEY, PairCounts, make_tiles
 from pipeline.statistics.sums import Statistics
 from storage.stores.locations import LATEST_NAME
 
+DriftEvent = Literal["latentbits.drift", "latentbits.drift-not-measured"]
 _MAX_FEATURES = 1500
 _MAX_SCORED_ROWS, _MAX_SCORED_CELLS = 10_000, 1 << 22
 _MAX_PARAMS_BYTES = 64 << 20
@@ -57,28 +62,39 @@ def measure_drift(
 ) -> dict[str, Any] | None:
     """Compare a fit with the latest one of the same model, if rows were appended since.
 
+    Parameters and correlations of features that both fits have are compared.
+
     `statistics` are those of the first pass, if they are in memory. Returns the drift as the
-    artifact records it, or None if there is no earlier fit to compare with.
+    artifact records it: None if there is no earlier fit or the rows are the same, and a note if the
+    fits cannot be compared.
     """
-    before = _find_previous_fit(job)
+    before = _load_latest_fit(job)
     if before is None:
         return None
-    manifest = before.artifact.manifest
+    manifest, features = before.artifact.manifest, list_features(job.dataset)
+    shared = match_features(before.features, features)
+    if reason := _explain_omission(before, job, shared):
+        return {"note": f"not measured: the latest fit, {before.artifact.path}, {reason}"}
     record: dict[str, Any] = {
         **describe_artifact(before),
         "created": manifest["created"],
         "rows_then": manifest["n_samples"],
         "rows_new": n_samples - manifest["n_samples"],
+        "new_features": shared.new_names,
+        "absent_features": shared.absent_names,
         "new_segments": _list_new_segments(before, job),
         "settings_changed": _list_changed_settings(before.model, job.model),
-        "parameters": _compare_parameters(before.params, state.params, job.dataset),
+        "parameters": _compare_parameters(before.params, state.params, job.dataset, shared),
     }
     if record["rows_new"]:
         first = int(manifest["dataset"]["n_chunks"])
-        record["correlations"] = _measure_correlation_shift(job, first, statistics)
-        record["likelihood"] = _compare_likelihoods(
-            job, before, state.params, first, record["rows_new"]
-        )
+        record["correlations"] = _measure_correlation_shift(job, first, statistics, shared)
+        if before.features == features:
+            record["likelihood"] = _compare_likelihoods(
+                job, before, state.params, first, record["rows_new"]
+            )
+        else:
+            record["likelihood"] = {"note": "left out: the features differ"}
     return record
 
 
@@ -109,7 +125,6 @@ def find_drift_alert(drift: dict[str, Any] | None, limit: float | None) -> str |
             f"correlations cannot be compared with the limit, {limit:g}."
         )
     if "note" in shift:
-        log.warning("warning: drift is not compared with the limit: %s", shift["note"])
         return None
     excess = shift["rms"] - shift["rms_by_chance"]
     if excess <= limit:
@@ -120,8 +135,22 @@ def find_drift_alert(drift: dict[str, Any] | None, limit: float | None) -> str |
     )
 
 
-def emit_drift_event(job: FitJob, drift: dict[str, Any], alert: str, artifact: str) -> None:
-    """Emit the event `latentbits.drift`, if a Prefect server is configured."""
+def find_omission(drift: dict[str, Any] | None, limit: float | None) -> str | None:
+    """Return a message if there was an earlier fit, but nothing to compare with the limit."""
+    if limit is None or drift is None:
+        return None
+    if note := drift.get("note"):
+        return f"Drift {note}."
+    shift = drift.get("correlations", {})
+    if "note" not in shift or "became_constant" in shift:
+        return None
+    return f"Drift is not compared with the limit: {shift['note']}."
+
+
+def emit_drift_event(
+    job: FitJob, drift: dict[str, Any], event: DriftEvent, message: str, artifact: str
+) -> None:
+    """Emit an event about drift, if a Prefect server is configured."""
     if not is_server_configured():
         return
     from prefect.events import emit_event  # Prefect is slow to import
@@ -131,23 +160,33 @@ def emit_drift_event(job: FitJob, drift: dict[str, Any], alert: str, artifact: s
         "prefect.resource.id": f"latentbits.fit.{dataset}.{model}",
         "prefect.resource.name": f"{dataset} {model}",
     }
-    payload = {"message": alert, "artifact": artifact, "drift": drift}
-    emit_event("latentbits.drift", resource, payload=payload)
+    payload = {"message": message, "artifact": artifact, "drift": drift}
+    emit_event(event, resource, payload=payload)
 
 
-def _find_previous_fit(job: FitJob) -> LoadedModel | None:
-    """Find the latest fit, if it is of the same model and split, and of the leading chunks."""
+def _load_latest_fit(job: FitJob) -> LoadedModel | None:
+    """Load the latest fit, if there is one and it is not of the same rows."""
     if job.request.initial_fit is None and not (job.run_folder.output / LATEST_NAME).is_file():
         return None
     before = job.request.initial_fit or load_fitted_model(job.run_folder.output)
-    manifest, dataset = before.artifact.manifest, job.dataset
-    is_comparable = (
-        manifest["model"] == job.model.name
-        and before.feature_names == dataset.feature_names
-        and int(manifest["dataset"]["n_chunks"]) < dataset.n_chunks
-        and is_of_leading_rows(manifest, dataset, job.request.split, job.skipped, job.weights)
+    recorded = before.artifact.manifest["dataset"]
+    is_same = recorded["n_chunks"] == job.dataset.n_chunks and has_leading_rows(
+        recorded, job.dataset
     )
-    return before if is_comparable else None
+    return None if is_same else before
+
+
+def _explain_omission(before: LoadedModel, job: FitJob, shared: SharedFeatures) -> str | None:
+    """Return why a fit cannot be compared with an earlier one; None if it can."""
+    manifest = before.artifact.manifest
+    if manifest["model"] != job.model.name:
+        return f"is of {manifest['model']}"
+    if not shared.new["feature"].size:
+        return "has no feature with the same name and levels"
+    difference = find_row_difference(
+        manifest, job.dataset, job.request.split, job.skipped, job.weights
+    )
+    return difference and f"had {difference}"
 
 
 def _list_new_segments(before: LoadedModel, job: FitJob) -> list[str]:
@@ -160,24 +199,34 @@ def _list_changed_settings(before: Model, after: Model) -> list[str]:
     return [name for name in old if new[name] != old[name]]
 
 
-def _compare_parameters(before: Any, after: Any, dataset: HasFeatures) -> dict[str, Any]:
+def _compare_parameters(
+    before: Any, after: Any, dataset: HasFeatures, shared: SharedFeatures
+) -> dict[str, Any]:
     comparison: dict[str, Any] = {}
-    if similarity := compare_loadings(before, after):
+    old = select_features(get_named_arrays(before), shared.old)
+    new = select_features(get_named_arrays(after), shared.new)
+    if similarity := compare_loadings(old, new):
         comparison |= {"array": similarity[0], "similarity": similarity[1]}
-    if move := find_largest_move(before, after):
-        (dim,), _ = get_named_arrays(after)[move.array]
+    if move := find_largest_move(old, new):
+        (dim,), _ = new[move.array]
         names = list_plane_names(dataset) if dim == "plane" else dataset.feature_names
-        comparison["largest_move"] = {**move._asdict(), "feature": names[move.feature]}
+        name = names[shared.new[dim][move.feature]]
+        comparison["largest_move"] = {**move._asdict(), "feature": name}
     return comparison
 
 
 def _measure_correlation_shift(
-    job: FitJob, first: int, statistics: Statistics | None
+    job: FitJob, first: int, statistics: Statistics | None, shared: SharedFeatures
 ) -> dict[str, Any]:
-    """Compare the correlations of the chunks from `first` on with those of earlier chunks."""
+    """Compare the correlations of the chunks from `first` on with those of earlier chunks.
+
+    These are the correlations of shared features.
+    """
     names, continuous = list_plane_names(job.dataset), job.dataset.continuous_features
-    if not names:
-        return {"note": "left out: all features are continuous"}
+    planes = shared.new["plane"]
+    if not len(planes):
+        others = " that both fits have" if shared.new_names else ""
+        return {"note": f"left out: all features{others} are continuous"}
     if len(names) > _MAX_FEATURES:
         return {"note": f"left out: more than {_MAX_FEATURES:,} features"}
     if job.weights is not None and job.weights.kind == "sampling":
@@ -185,15 +234,15 @@ def _measure_correlation_shift(
     all_rows = _find_pair_counts(job, statistics)
     new_rows = _count_pairs(job, select_appended_rows(job.rows, first))
     with limit_blas_threads():
-        shift = compare_correlations(all_rows, new_rows, job.executor.map)
-    constant = find_new_constants(all_rows, new_rows).tolist()
+        shift = compare_correlations(all_rows, new_rows, job.executor.map, planes)
+    constant = np.intersect1d(find_new_constants(all_rows, new_rows), planes).tolist()
     became_constant = {"became_constant": [names[i] for i in constant]} if constant else {}
     if not len(shift.z):
         reason = "no pair varies in the new rows" if constant else "there are too few new rows"
         return {"note": f"left out: {reason}", **became_constant}
     return {
         "pairs": len(shift.z),
-        "pairs_left_out": len(names) * (len(names) - 1) // 2 - len(shift.z),
+        "pairs_left_out": len(planes) * (len(planes) - 1) // 2 - len(shift.z),
         **became_constant,
         "rms": shift.rmse,
         "rms_by_chance": shift.chance_rmse,

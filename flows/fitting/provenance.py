@@ -35,19 +35,50 @@ def is_of_leading_rows(
 ) -> bool:
     """Return whether the fit of a manifest used the leading rows of a dataset or split, or all.
 
-    `skipped` are the chunks of the dataset that are left out. The rows must also have had the same
-    weights, in the same units, and the same covariates.
+    It must have had the same features; see `find_row_difference` for the rest.
     """
-    n_chunks = int(manifest["dataset"]["n_chunks"])
+    recorded = manifest["dataset"]
+    return find_row_difference(manifest, dataset, split, skipped, weights) is None and recorded.get(
+        "chunks_digest"
+    ) == dataset.digest_leading_chunks(int(recorded["n_chunks"]))
+
+
+def find_row_difference(
+    manifest: Mapping[str, Any],
+    dataset: BinaryDataset,
+    split: str | None,
+    skipped: Sequence[int],
+    weights: RowWeights | None,
+) -> str | None:
+    """Return what the fit of a manifest had other than the leading rows of a dataset or split.
+
+    `skipped` are the chunks of the dataset that are left out. The rows must also have had the same
+    weights, in the same units, and the same covariates. The features may differ.
+    """
+    recorded = manifest["dataset"]
+    n_chunks = int(recorded["n_chunks"])
+    if manifest["split"] != split:
+        return "another split"
     left_out = [chunk["chunk"] for chunk in manifest.get("skipped_chunks", ())]
-    return (
-        manifest["split"] == split
-        and n_chunks <= dataset.n_chunks
-        and left_out == [key for key in skipped if key < n_chunks]
-        and manifest["dataset"].get("chunks_digest") == dataset.digest_leading_chunks(n_chunks)
-        and RowColumns.read(manifest).have_same_columns(get_row_columns(dataset))
-        and _has_same_weights(manifest.get("row_weights"), dataset, split, n_chunks, weights)
-    )
+    if (
+        n_chunks > dataset.n_chunks
+        or left_out != [key for key in skipped if key < n_chunks]
+        or not has_leading_rows(recorded, dataset)
+    ):
+        return "other rows or groups, or earlier rows have changed since"
+    if not RowColumns.read(manifest).have_same_columns(get_row_columns(dataset)):
+        return "other covariates"
+    if not _has_same_weights(manifest.get("row_weights"), dataset, split, n_chunks, weights):
+        return "other weights"
+    return None
+
+
+def has_leading_rows(recorded: Mapping[str, Any], dataset: BinaryDataset) -> bool:
+    """Return whether the dataset of a manifest has the leading rows of a dataset, or all."""
+    n_chunks = int(recorded["n_chunks"])
+    if "rows_digest" not in recorded:  # of an earlier version
+        return bool(recorded.get("chunks_digest") == dataset.digest_leading_chunks(n_chunks))
+    return bool(recorded["rows_digest"] == dataset.digest_leading_rows(n_chunks))
 
 
 def _has_same_weights(

@@ -19,7 +19,13 @@ from numpy.typing import NDArray
 from flows.cli.progress import log, warn_on_error
 from flows.cli.summary import join_names, summarize_fit
 from flows.fitting.checkpoints import CheckpointStore, collect_or_load, load_state
-from flows.fitting.drift import emit_drift_event, find_drift_alert, measure_drift
+from flows.fitting.drift import (
+    DriftEvent,
+    emit_drift_event,
+    find_drift_alert,
+    find_omission,
+    measure_drift,
+)
 from flows.fitting.job import FitJob, FitPlan
 from flows.fitting.provenance import is_of_leading_rows
 from flows.report.lineage import publish_fit
@@ -121,9 +127,13 @@ def _fit_and_save(job: FitJob, stages: StageRunner) -> dict[str, Any]:
     if job.truth is not None:
         summary["mcs"] = mean_cosine_similarity(state.params.mixing, job.truth)
     alert = find_drift_alert(drift, job.options.drift_limit)
-    if drift is not None and alert is not None:
+    omission = find_omission(drift, job.options.drift_limit)
+    if omission is not None:
+        log.warning("warning: %s", omission)
+    if drift is not None and (message := alert or omission):
+        event: DriftEvent = "latentbits.drift" if alert else "latentbits.drift-not-measured"
         with warn_on_error("The event about drift could not be sent"):
-            emit_drift_event(job, drift, alert, summary["artifact"])
+            emit_drift_event(job, drift, event, message, summary["artifact"])
     return {**summary, "report": report, "alert": alert}
 
 

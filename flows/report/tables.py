@@ -212,12 +212,14 @@ def describe_drift(manifest: Manifest) -> FactRows:
     drift = manifest.get("drift")
     if not drift:
         return []
+    if "note" in drift:
+        return [("drift", drift["note"])]
     facts = [
         ("last fit", f"{drift['created']}, {drift['path']}"),
         ("rows", f"{drift['rows_then']:,} then, {drift['rows_new']:,} new"),
     ]
-    for name in ("new_segments", "settings_changed"):
-        if drift[name]:
+    for name in ("new_features", "absent_features", "new_segments", "settings_changed"):
+        if drift.get(name):
             facts.append((name, join_names(drift[name], _MAX_NAMES)))
     changes = drift["parameters"]
     if "similarity" in changes:

@@ -10,7 +10,7 @@ equivalence of tetrachoric and maximum likelihood estimates of ρ in 2 × 2 tabl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 
 from pipeline.arrays import Array
 from pipeline.data.blocks import PackedChunk, RowSource, number_rows
+from pipeline.data.features import Feature, find_first_planes
 from pipeline.evaluation.calibration import ShareComparison
 from pipeline.executors.base import MapFunction
 from pipeline.numerics.gaussian.pair_tables import PairStatus
 from pipeline.numerics.metrics import mean_cosine_similarity
-from pipeline.params import get_named_arrays
+from pipeline.params import NamedArrays
 from pipeline.random import RowRandom
 from pipeline.statistics.correlations import estimate_correlations, estimate_tetrachoric
 from pipeline.statistics.counts import PairCounts, PairTable
@@ -64,6 +65,53 @@ def select_appended_rows(
     return replace(rows, read=read, rows_per_chunk=rows.rows_per_chunk[first:])
 
 
+class SharedFeatures(NamedTuple):
+    """The features that two fits share: those with the same name and levels.
+
+    Attributes
+    ----------
+    old, new
+        Their indices in each fit along the dimensions `feature` and `plane`, in the order of the
+        new fit.
+    new_names, absent_names
+        Names of the features that only the new fit has, and of those that only the old one has.
+    """
+
+    old: Mapping[str, NDArray[np.intp]]
+    new: Mapping[str, NDArray[np.intp]]
+    new_names: list[str]
+    absent_names: list[str]
+
+
+def match_features(old: Sequence[Feature], new: Sequence[Feature]) -> SharedFeatures:
+    """Find the features that two fits share."""
+    places, own = {feature: place for place, feature in enumerate(old)}, {*new}
+    shared = [place for place, feature in enumerate(new) if feature in places]
+    return SharedFeatures(
+        _find_places(old, [places[new[place]] for place in shared]),
+        _find_places(new, shared),
+        [feature.name for feature in new if feature not in places],
+        [feature.name for feature in old if feature not in own],
+    )
+
+
+def _find_places(features: Sequence[Feature], shared: list[int]) -> dict[str, NDArray[np.intp]]:
+    firsts = find_first_planes(features)
+    planes = [plane for place in shared for plane in range(firsts[place], firsts[place + 1])]
+    return {"feature": np.array(shared, np.intp), "plane": np.array(planes, np.intp)}
+
+
+def select_features(arrays: NamedArrays, places: Mapping[str, NDArray[np.intp]]) -> NamedArrays:
+    """Return the parts of a fit's arrays that belong to some features."""
+    parts: NamedArrays = {}
+    for name, (dims, values) in arrays.items():
+        for axis, dim in enumerate(dims):
+            if dim in places:
+                values = values.take(places[dim], axis)
+        parts[name] = (dims, values)
+    return parts
+
+
 class LargestMove(NamedTuple):
     """The parameter of a feature, or of a plane, before and after."""
 
@@ -73,27 +121,26 @@ class LargestMove(NamedTuple):
     now: float
 
 
-def compare_loadings(old: Any, new: Any) -> tuple[str, float] | None:
+def compare_loadings(old: NamedArrays, new: NamedArrays) -> tuple[str, float] | None:
     """Compare the loadings of two fits: their first array over features and components.
 
     Return its name and the mean cosine similarity of its columns; None without such an array or
     without components.
     """
-    old_arrays = get_named_arrays(old)
-    for name, (dims, values) in get_named_arrays(new).items():
+    for name, (dims, values) in new.items():
         if set(dims) == {"feature", "component"} and len(dims) == 2:
-            pair = [old_arrays[name][1], values]
+            pair = [old[name][1], values]
             oriented = [a if dims[0] == "feature" else a.T for a in pair]
             if all(a.size for a in oriented):
                 return name, mean_cosine_similarity(oriented[1], oriented[0])
     return None
 
 
-def find_largest_move(old: Any, new: Any) -> LargestMove | None:
+def find_largest_move(old: NamedArrays, new: NamedArrays) -> LargestMove | None:
     """Find the feature or plane whose threshold or offset (first such array) moved most."""
-    for name, (dims, values) in get_named_arrays(new).items():
-        if dims in (("feature",), ("plane",)) and values.dtype.kind == "f":
-            old_values = get_named_arrays(old)[name][1]
+    for name, (dims, values) in new.items():
+        if dims in (("feature",), ("plane",)) and values.dtype.kind == "f" and values.size:
+            old_values = old[name][1]
             i = int(np.argmax(np.abs(values - old_values)))
             return LargestMove(name, i, float(old_values[i]), float(values[i]))
     return None
@@ -130,11 +177,15 @@ def find_new_constants(total: PairCounts, new: PairCounts) -> NDArray[np.intp]:
 
 
 def compare_correlations(
-    total: PairCounts, new: PairCounts, map_items: MapFunction
+    total: PairCounts,
+    new: PairCounts,
+    map_items: MapFunction,
+    planes: NDArray[np.intp] | None = None,
 ) -> ShareComparison:
     """Compare the tetrachoric correlations of new and old rows.
 
-    `total` and `new` are the pooled counts of all rows, and of the new rows among them.
+    `total` and `new` are the pooled counts of all rows, and of the new rows among them. `planes`
+    are the features to compare, or their planes; all if None.
 
     Returns
     -------
@@ -150,6 +201,8 @@ def compare_correlations(
     r, r_old, r_new = (correlation[0][upper] for correlation, _ in results)
     n, n_old, n_new = (table.n for table in tables)
     usable = _smallest_cell_counts(tables[0]) * np.minimum(n_old, n_new) >= MIN_CELL_ROWS * n
+    if planes is not None:
+        usable &= np.isin(upper, planes).all(0)
     for _, (status,) in results:
         usable &= np.isin(status[upper], (PairStatus.PLAIN, PairStatus.EMPTY_CELL))
     table = PairTable(*(column[usable] for column in tables[0]))

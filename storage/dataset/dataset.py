@@ -328,22 +328,39 @@ class BinaryDataset(StorageReprMixin):
             "path": str(self.path.resolve()),
             "digest": self.digest,
             "chunks_digest": self.digest_leading_chunks(self.n_chunks),
+            "rows_digest": self.digest_leading_rows(self.n_chunks),
             "n_rows": self.n_rows,
             "n_chunks": self.n_chunks,
             "words_per_chunk": self.manifest["words_per_chunk"],
         }
 
     def digest_leading_chunks(self, n_chunks: int) -> str:
-        """Digest the leading chunks: equal digests mean equal rows in equal segments."""
-        blocks = self.blocks[self.blocks[:, 0] < n_chunks]
-        names = self.segment_names[: int(blocks[:, 1].max(initial=-1)) + 1]
-        layout: list[Any] = [self.manifest["stored"], self.feature_names, names]
+        """Digest the leading chunks: equal digests mean equal rows, features and segments."""
+        layout: list[Any] = [self.manifest["stored"], self.feature_names]
+        layout += [self._list_leading_segments(n_chunks)]
         if self.feature_levels or self.view:
             layout += [dict(self.feature_levels), self.view and self.view.planes]
         if nominal := sorted(self.nominal_features):
             layout += [nominal]
         if added := self.manifest.get("added_features"):
             layout += [added, self.chunk_features[:n_chunks].tolist()]
+        return self._digest_leading(n_chunks, layout)
+
+    def digest_leading_rows(self, n_chunks: int) -> str:
+        """Digest the leading chunks as they are stored, whatever features are chosen or added.
+
+        Equal digests mean equal rows in equal segments.
+        """
+        names, n_features = self._list_leading_segments(n_chunks), self.chunk_features[:n_chunks]
+        return self._digest_leading(n_chunks, [self.manifest["stored"], names, n_features.tolist()])
+
+    def _list_leading_segments(self, n_chunks: int) -> tuple[str, ...]:
+        blocks = self.blocks[self.blocks[:, 0] < n_chunks]
+        return self.segment_names[: int(blocks[:, 1].max(initial=-1)) + 1]
+
+    def _digest_leading(self, n_chunks: int, layout: list[Any]) -> str:
+        """Digest the layout and the tables of the leading chunks."""
+        blocks = self.blocks[self.blocks[:, 0] < n_chunks]
         digest = hashlib.sha256(json.dumps(layout).encode())
         for table in (self.chunks[:n_chunks], blocks, self.checksums[:n_chunks]):
             digest.update(np.ascontiguousarray(table).tobytes())
@@ -853,9 +870,8 @@ class RegroupedDataset(BinaryDataset):
     stored: BinaryDataset
     groups: RowGroups
 
-    def digest_leading_chunks(self, n_chunks: int) -> str:
-        """Digest the leading chunks: equal digests mean equal rows in equal segments."""
-        rows = super().digest_leading_chunks(n_chunks)
+    def _digest_leading(self, n_chunks: int, layout: list[Any]) -> str:
+        rows = super()._digest_leading(n_chunks, layout)
         return hashlib.sha256(f"{rows} {self.groups.column}".encode()).hexdigest()
 
     def segment_by(self, column: str) -> BinaryDataset:

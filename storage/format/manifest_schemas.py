@@ -283,6 +283,7 @@ class DatasetRecord(TypedDict):
     path: str
     digest: str
     chunks_digest: NotRequired[str]
+    rows_digest: NotRequired[str]
     n_rows: Count
     n_chunks: Count
 
@@ -387,6 +388,8 @@ class DriftRecord(TypedDict):
     created: str
     rows_then: Count
     rows_new: Annotated[int, Limits(-MAX_INT64, MAX_INT64)]
+    new_features: NotRequired[list[str]]
+    absent_features: NotRequired[list[str]]
     new_segments: list[str]
     settings_changed: list[str]
     parameters: ParameterDriftRecord
@@ -465,7 +468,7 @@ class FitManifest(ArtifactManifest, total=False):
     n_samples: Count
     created: str
     skipped_chunks: list[SkippedChunkRecord]
-    drift: DriftRecord | None
+    drift: OmissionRecord | DriftRecord | None
     usage_by_stage: dict[str, StageUsageRecord]
     pairs: str | None
 

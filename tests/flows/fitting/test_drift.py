@@ -11,12 +11,13 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import StateType
 from prefect.events import Event
-from prefect.events.filters import EventFilter, EventResourceFilter
+from prefect.events.filters import EventFilter, EventNameFilter, EventResourceFilter
 
 from flows import fit
 from flows.cli.summary import format_drift
 from flows.report.flow import format_markdown
 from flows.report.tables import describe_drift
+from pipeline.numerics.metrics import mean_cosine_similarity
 from storage import load_artifact
 from storage.dataset.writer import append_dataset
 from tests.support.data import ArrayBatch, draw_probit_rows, write_arrays
@@ -115,7 +116,8 @@ def test_drift_of_weighted_rows_is_that_of_repeated_rows(cli) -> None:
     assert found["parameters"] == expected["parameters"]
     assert found["likelihood"] == {"note": "left out: the rows have weights"}
     append(Path("weighted.zarr"), X[new], times=times[new])
-    assert cli(*command, "weighted.zarr").json["drift"] is None  # the latest fit has weights
+    unweighted = cli(*command, "weighted.zarr").json["drift"]
+    assert unweighted["note"].endswith(" had other weights")
 
 
 def test_new_segments_are_named_and_have_no_likelihood_of_their_own(cli) -> None:
@@ -145,12 +147,67 @@ def test_only_a_fit_to_leading_rows_is_compared_with(cli) -> None:
     assert cli(*command).json["drift"] is None  # the same rows
     assert cli(*command, "--split", "all").json["drift"] is None
     append(path, SAME[N_ROWS:], split=np.repeat("train", N_NEW))
-    assert cli(*command).json["drift"] is None  # the latest is of another split
+    said = cli(*command, "--drift-limit", 0.1)
+    note = said.json["drift"]["note"]
+    assert note.startswith("not measured: the latest fit, ")
+    assert note.endswith(" had another split")
+    assert (said.code, said.json["alert"]) == (0, None)
+    assert f"warning: Drift {note}." in said.err
+    assert load_artifact(said.json["artifact"]).manifest["drift"] == {"note": note}
+    assert note in format_markdown(
+        load_artifact(said.json["artifact"]).manifest, [], Path("report.html")
+    )
     mixture = ("--model", "bernoulli-mixture", "--components", "1")
     append(path, SAME[N_ROWS:], split=np.repeat("test", N_NEW))
-    assert cli(*command, *mixture).json["drift"] is None
+    assert cli(*command, *mixture).json["drift"]["note"].endswith(" is of clipped-pca")
     write_arrays(Path("other/d.zarr"), 1 - SAME, words_per_chunk=100)
-    assert cli("fit", "--dataset", "other/d.zarr", *SERIAL, *mixture).json["drift"] is None
+    other = cli("fit", "--dataset", "other/d.zarr", *SERIAL, *mixture, "--split", "all")
+    assert other.json["drift"]["note"].endswith("had another split")
+    new_names = [f"g{i}" for i in range(N_FEATURES)]
+    write_arrays(Path("new/d.zarr"), SAME, words_per_chunk=100, names=new_names)
+    other = cli("fit", "--dataset", "new/d.zarr", *SERIAL, *mixture).json["drift"]
+    assert other["note"].endswith("has no feature with the same name and levels")
+
+
+def test_features_that_both_fits_have_are_compared_by_name(cli) -> None:
+    """The correlations are those of data that never had the other features."""
+    command = ("fit", "--components", "2", *SERIAL, "--drift-limit", 0.05, "--dataset")
+    for name in ("grown.zarr", "same.zarr"):
+        write_arrays(Path(name), SAME[:N_ROWS, :8], words_per_chunk=100, names=NAMES[:8])
+    first = cli(*command, "grown.zarr")
+    assert cli(*command, "same.zarr").code == 0
+    with append_dataset("grown.zarr", NAMES, "missing") as writer:
+        writer.add(ArrayBatch(changed()))
+    with append_dataset("same.zarr", NAMES[:8]) as writer:
+        writer.add(ArrayBatch(changed()[:, :8]))
+    grown, same = cli(*command, "grown.zarr"), cli(*command, "same.zarr")
+    assert (grown.code, same.code) == (3, 3)
+    drift = grown.json["drift"]
+    assert (drift["new_features"], drift["absent_features"]) == (["f8", "f9"], [])
+    assert drift["correlations"] == same.json["drift"]["correlations"]
+    assert drift["parameters"]["largest_move"]["feature"] == "f5"
+    assert "note" in drift["likelihood"]
+    assert "new features 2" in format_drift(drift)
+    assert ("new_features", "f8, f9") in describe_drift({"drift": drift})
+    old, new = (load_artifact(done.json["artifact"]) for done in (first, grown))
+    alike = mean_cosine_similarity(new["loadings"][:8], old["loadings"])
+    assert drift["parameters"]["similarity"] == pytest.approx(alike, abs=1e-12)
+
+    append(Path("grown.zarr"), SAME[N_ROWS:])
+    chosen = ["f9", "f5", "f1", "f0"]
+    again = cli(*command, "grown.zarr", "--features", ",".join(chosen))
+    drift, last = again.json["drift"], load_artifact(again.json["artifact"])
+    fitted = last.manifest["feature_names"]
+    assert {*fitted} == {*chosen}
+    assert drift["new_features"] == []
+    assert drift["absent_features"] == [name for name in NAMES if name not in chosen]
+    places = [NAMES.index(name) for name in fitted]
+    moves = np.abs(last["thresholds"] - new["thresholds"][places])
+    move = drift["parameters"]["largest_move"]
+    assert move["feature"] == fitted[int(moves.argmax())]
+    assert abs(move["now"] - move["before"]) == pytest.approx(moves.max(), abs=1e-12)
+    alike = mean_cosine_similarity(last["loadings"], new["loadings"][places])
+    assert drift["parameters"]["similarity"] == pytest.approx(alike, abs=1e-12)
 
 
 def test_without_new_rows_of_the_split_parameters_alone_are_compared(cli) -> None:
@@ -265,7 +322,7 @@ def test_a_drift_limit_that_can_alert_nobody_is_refused_or_reported(cli, monkeyp
     append(Path("d.zarr"), SAME[N_ROWS : N_ROWS + 3])
     done = cli(*command, 0.1)
     assert done.code == 0
-    assert "warning: drift is not compared with the limit: left out: there are too" in done.err
+    assert "warning: Drift is not compared with the limit: left out: there are too" in done.err
     monkeypatch.setattr("flows.fitting.drift._MAX_FEATURES", 9)
     message = cli(*command, 0.1).check_refused()
     assert "compared for up to 9 features, but there are 10." in message
@@ -290,15 +347,22 @@ def test_drift_above_the_limit_is_an_event_on_the_server(cli, prefect_server, mo
     with get_client(sync_client=True) as client:
         (stored,) = client.read_flow_run_states(state.state_details.flow_run_id)[-1:]
     assert stored.message == state.message
+    fit.fit(**options, drift_limit=0.05, model="bernoulli-mixture", components=1)
+    append(Path("drifted.zarr"), SAME[N_ROWS:])
+    state = fit.fit(**options, drift_limit=0.05, return_state=True)
+    assert state.name == "Completed"
+    event = _wait_for_event("latentbits.fit.drifted.clipped-pca", "latentbits.drift-not-measured")
+    assert event.payload["message"].endswith(" is of bernoulli-mixture.")
 
 
-def _wait_for_event(resource: str) -> Event:
+def _wait_for_event(resource: str, name: str = "latentbits.drift") -> Event:
     deadline = time.monotonic() + 600
     with get_client(sync_client=True) as client:
         while time.monotonic() < deadline:
-            page = client.read_events(
-                EventFilter(resource=EventResourceFilter(id=[resource])), limit=1
+            wanted = EventFilter(
+                resource=EventResourceFilter(id=[resource]), event=EventNameFilter(name=[name])
             )
+            page = client.read_events(wanted, limit=1)
             if page.events:
                 return page.events[0]
             time.sleep(0.1)

@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from scipy.stats import multivariate_normal, norm
 
 from pipeline.data.blocks import RowSource, iter_blocks
+from pipeline.data.features import Feature
 from pipeline.evaluation.calibration import ShareComparison
 from pipeline.evaluation.drift import (
     compare_correlations,
     compare_loadings,
     find_largest_move,
     find_new_constants,
+    match_features,
     pool_counts,
     select_appended_rows,
     subtract_counts,
@@ -26,7 +28,7 @@ from pipeline.evaluation.drift import (
 )
 from pipeline.models.stack import StackParams
 from pipeline.numerics.gaussian.pair_tables import tetrachoric
-from pipeline.params import array_field
+from pipeline.params import array_field, get_named_arrays
 from pipeline.statistics.counts import PairCounts, PairTable
 from tests.support.strategies import (
     Bits,
@@ -198,13 +200,30 @@ def params_of(tilted: Floats, offsets: Floats) -> Params:
 def test_the_first_arrays_by_feature_are_compared() -> None:
     before = params_of(np.array([[1.0, 0, 0], [0, 1, 0]]), np.array([0.0, 1, 2]))
     turned = params_of(np.array([[0, -2.0, 0], [3.0, 0, 3]]), np.array([0.1, 0.5, 2]))
-    name, alike = compare_loadings(before, turned) or ("", 0.0)
+    name, alike = compare_loadings(get_named_arrays(before), get_named_arrays(turned)) or ("", 0.0)
     assert name == "tilted"
     assert alike == pytest.approx((1 + np.sqrt(0.5)) / 2)
-    assert find_largest_move(before, turned) == ("offsets", 1, 1.0, 0.5)
+    move = find_largest_move(get_named_arrays(before), get_named_arrays(turned))
+    assert move == ("offsets", 1, 1.0, 0.5)
 
 
 def test_biases_below_a_stack_are_compared() -> None:
     before = StackParams((np.ones((2, 1)),), (np.zeros(2),), (np.zeros(1),), np.zeros(2))
     now = replace(before, visible_biases=(np.array([0.0, 3.0]),))
-    assert find_largest_move(before, now) == ("visible_biases_0", 1, 0.0, 3.0)
+    move = find_largest_move(get_named_arrays(before), get_named_arrays(now))
+    assert move == ("visible_biases_0", 1, 0.0, 3.0)
+
+
+def test_features_with_other_levels_are_not_shared() -> None:
+    old = (Feature("a"), Feature("b", ("0", "1", "2")), Feature("c", ("x", "y", "z")), Feature("d"))
+    new = (Feature("c", ("x", "y", "z")), Feature("b", ("2", "1", "0")), Feature("a"))
+    shared = match_features(old, new)
+    assert {dim: own.tolist() for dim, own in shared.old.items()} == {
+        "feature": [2, 0],
+        "plane": [3, 4, 0],
+    }
+    assert {dim: own.tolist() for dim, own in shared.new.items()} == {
+        "feature": [0, 2],
+        "plane": [0, 1, 4],
+    }
+    assert (shared.new_names, shared.absent_names) == (["b"], ["b", "d"])
