@@ -6,9 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 from urllib.parse import urlsplit
+
+from zarr.storage import ObjectStore
 
 from storage.errors import DataError
 from storage.extras import check_installed
@@ -16,11 +19,13 @@ from storage.stores.object_store import (
     SCHEMES_TEXT,
     STORE_KINDS,
     open_bucket,
+    repeat_broken,
+    repeat_broken_async,
     translate_store_errors,
 )
 
 if TYPE_CHECKING:
-    import zarr.storage
+    from zarr.core.buffer import Buffer
 
 FORMAT_MARK = "zarr.json"
 """Object or file that states the format of a folder: written first and deleted last."""
@@ -134,7 +139,7 @@ class ObjectPath:
         from obstore import list_with_delimiter
 
         with translate_store_errors(self):
-            listing = list_with_delimiter(open_bucket(self.root), self._prefix)
+            listing = repeat_broken(list_with_delimiter, open_bucket(self.root), self._prefix)
         for folder in listing["common_prefixes"]:
             yield ObjectPath(self.root, folder)
         for entry in listing["objects"]:
@@ -146,11 +151,8 @@ class ObjectPath:
 
     def list_tags(self) -> dict[str, str]:
         """Return the tags of all objects below, by key."""
-        from obstore import list as list_objects
-
         with translate_store_errors(self):
-            pages = list_objects(open_bucket(self.root), self._prefix)
-            return {entry["path"]: _normalize_tag(entry) for page in pages for entry in page}
+            return repeat_broken(_list_tags, open_bucket(self.root), self._prefix)
 
     def read_bytes(self) -> bytes:
         """Read the object.
@@ -217,7 +219,8 @@ class ObjectPath:
 
         with translate_store_errors(self):
             try:
-                return _extract_version(put(open_bucket(self.root), self.key, content, mode=mode))
+                store = open_bucket(self.root)
+                return _extract_version(repeat_broken(put, store, self.key, content, mode=mode))
             except (AlreadyExistsError, PreconditionError, FileNotFoundError):
                 raise FileExistsError(str(self)) from None  # or deleted in the meantime
 
@@ -245,11 +248,11 @@ class ObjectPath:
         store = open_bucket(self.root)
         with translate_store_errors(self):
             with suppress(FileNotFoundError):
-                delete(store, keys)
+                repeat_broken(delete, store, keys)
                 return
             for key in keys:  # some stores stop at a missing one
                 with suppress(FileNotFoundError):
-                    delete(store, key)
+                    repeat_broken(delete, store, key)
 
     def copy_tree(self, target: ObjectPath) -> None:
         """Copy everything below within the store: the format mark first, manifests last."""
@@ -260,7 +263,7 @@ class ObjectPath:
         with translate_store_errors(self), ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
             for keys in (marks, others, manifests):
                 names = [target.key + key.removeprefix(self.key) for key in keys]
-                list(pool.map(copy, [store] * len(keys), keys, names))
+                list(pool.map(partial(repeat_broken, copy, store), keys, names))
 
     def _list_by_role(self) -> tuple[list[str], list[str], list[str]]:
         """List the manifests below, all other objects, and the format mark."""
@@ -269,11 +272,25 @@ class ObjectPath:
         others = [key for key in keys if not key.endswith("/manifest.json") and key != mark]
         return manifests, others, [key for key in keys if key == mark]
 
-    def open_zarr_store(self) -> zarr.storage.ObjectStore[Any]:
+    def open_zarr_store(self) -> ObjectStore[Any]:
         """Return a Zarr store that is limited to this path."""
-        from zarr.storage import ObjectStore
+        return _ZarrStore(open_bucket(self.root, self.key))
 
-        return ObjectStore(open_bucket(self.root, self.key))
+
+class _ZarrStore(ObjectStore[Any]):
+    """A store whose writes are repeated if the connection is lost within an answer."""
+
+    async def set(self, key: str, value: Buffer) -> None:
+        await repeat_broken_async(super().set, key, value)
+
+    async def set_if_not_exists(self, key: str, value: Buffer) -> None:
+        await repeat_broken_async(super().set_if_not_exists, key, value)
+
+    async def delete(self, key: str) -> None:
+        await repeat_broken_async(super().delete, key)
+
+    async def delete_dir(self, prefix: str) -> None:
+        await repeat_broken_async(super().delete_dir, prefix)
 
 
 def is_url(text: str) -> bool:
@@ -311,6 +328,13 @@ def parse_object_url(url: str) -> ObjectPath:
 
 def _normalize_key(path: str) -> str:
     return "" if path == "." else path
+
+
+def _list_tags(store: Any, prefix: str) -> dict[str, str]:
+    from obstore import list as list_objects
+
+    pages = list_objects(store, prefix)
+    return {entry["path"]: _normalize_tag(entry) for page in pages for entry in page}
 
 
 def _normalize_tag(metadata: Any) -> str:

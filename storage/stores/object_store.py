@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from storage.errors import DataError, StoreUnreachableError, is_out_of_memory
@@ -24,6 +26,12 @@ _RETRY_CONFIG = {
         "base": 4,
     },
 }
+_REPEAT_PAUSES = (0.05, 0.2, 0.8, 3.2, 12.8)
+"""Seconds to wait before each repetition of a request whose answer broke off."""
+_BROKEN_ANSWER_SIGNS = (
+    "response body",
+    "<Code>NoSuchUpload</Code>",  # obstore aborts an upload that was complete
+)
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of a full disk; such errors may lack the name of the file."""
 _PROBE_RETRY_CONFIG = {"max_retries": 4, "retry_timeout": timedelta(seconds=15)}
@@ -33,6 +41,8 @@ _NO_CREDENTIALS_SIGNS = (
     "/latest/meta-data/",
     "Error performing token request",
 )
+
+T = TypeVar("T")
 
 
 class StoreKind(NamedTuple):
@@ -146,6 +156,41 @@ def _check_endpoint(root: str) -> None:
             raise StoreUnreachableError(
                 f"{root}: {name} must have the form http://HOST or https://HOST."
             )
+
+
+def repeat_broken(function: Callable[..., T], *arguments: Any, **options: Any) -> T:
+    """Call a function of obstore, again if the connection is lost within an answer.
+
+    obstore repeats a request without an answer, and goes on reading where an object broke off. But
+    the first answer that breaks off ends a listing, a copy, a deletion, or an upload in parts.
+    """
+    for pause in _REPEAT_PAUSES:
+        try:
+            return function(*arguments, **options)
+        except Exception as error:
+            if not _is_broken_answer(error):
+                raise
+        time.sleep(pause)
+    return function(*arguments, **options)
+
+
+async def repeat_broken_async(
+    function: Callable[..., Awaitable[T]], *arguments: Any, **options: Any
+) -> T:
+    """Await a function of obstore, as `repeat_broken` calls one."""
+    for pause in _REPEAT_PAUSES:
+        try:
+            return await function(*arguments, **options)
+        except Exception as error:
+            if not _is_broken_answer(error):
+                raise
+        await asyncio.sleep(pause)
+    return await function(*arguments, **options)
+
+
+def _is_broken_answer(error: Exception) -> bool:
+    """Return whether the connection to a store was lost within an answer."""
+    return any(sign in str(error) for sign in _BROKEN_ANSWER_SIGNS)
 
 
 @contextmanager

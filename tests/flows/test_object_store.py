@@ -21,9 +21,10 @@ from tests.support.object_proxy import (
     BEFORE,
     BROKEN,
     DENIED,
+    MIDWAY,
     THROTTLED,
     fail_always,
-    fail_every,
+    fail_at_random,
     fail_writes,
 )
 from tests.support.object_servers import SERVERS
@@ -138,7 +139,8 @@ def kill_fit_in_a_pass(arguments: list[str], runs: ObjectPath) -> None:
 
 @pytest.mark.matrix
 def test_failing_requests_lose_nothing(cli, faulty_bucket, faulty, source):
-    faulty.fault = fail_every(5, THROTTLED, BEFORE, BROKEN, AFTER)
+    faulty.fault = fail_at_random(7, 0.2, THROTTLED, BEFORE, BROKEN, AFTER, MIDWAY)
+    faulty.delay = 0.02
     found = []
     for root in ("local", faulty_bucket):
         data, runs = f"{root}/d.zarr", f"{root}/runs"
@@ -148,6 +150,8 @@ def test_failing_requests_lose_nothing(cli, faulty_bucket, faulty, source):
         coded = ("--dataset", data, "--artifact", runs, "--output", f"{root}/z")
         worked(cli("transform", *coded, "--executor", "threads", "--json"))
         codes = open_codes(f"{root}/z")
+        page = Path(f"{Path(root).name}.html")
+        assert cli("report", "--artifact", runs, "--output", page).code == 0
         found.append([open_dataset(data).digest, arrays_of(runs), codes["mean"].tobytes()])
     assert found[0] == found[1]
     assert len(faulty.seen) > 100

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import random
 import socket
 import threading
 import time
@@ -15,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 _HOP_BY_HOP = {"connection", "transfer-encoding", "content-length", "date", "server"}
 
 Fault = Callable[["ProxyRequest"], "str | tuple[int, str] | None"]
-"""Returns a status and an error code, or BEFORE or AFTER to drop the connection."""
+"""Returns a status and an error code, or BEFORE, AFTER or MIDWAY to drop the connection."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,16 @@ def fail_every(n: int, *answers: str | tuple[int, str]) -> Fault:
     return fault
 
 
+def fail_at_random(seed: int, probability: float, *answers: str | tuple[int, str]) -> Fault:
+    """Fail requests with this probability, each with one of these faults."""
+    rng = random.Random(seed)
+
+    def fault(request: ProxyRequest) -> str | tuple[int, str] | None:
+        return rng.choice(answers) if rng.random() < probability else None
+
+    return fault
+
+
 def fail_writes(answer: tuple[int, str]) -> Fault:
     """Refuse every request that changes something."""
     return lambda request: answer if request.is_write else None
@@ -52,8 +63,8 @@ def fail_always(answer: tuple[int, str]) -> Fault:
 
 
 THROTTLED, BROKEN, DENIED = (503, "SlowDown"), (500, "InternalError"), (403, "AccessDenied")
-BEFORE, AFTER = "before", "after"
-"""Drop the connection before the store receives the request, or after it has handled it."""
+BEFORE, AFTER, MIDWAY = "before", "after", "midway"
+"""Drop the connection before the store receives the request, after it, or within its answer."""
 
 
 @dataclass
@@ -99,6 +110,10 @@ def start_proxy(address: str) -> Iterator[tuple[FaultyProxy, str]]:
         if isinstance(fault, tuple):
             return make_error_answer(*fault)
         found = forward_request(proxy.target, method, path, headers, body)
+        if fault == MIDWAY:
+            status, headers, content = found
+            headers = {**headers, "Content-Length": str(len(content))}
+            return status, headers, content[: len(content) // 2]
         return None if fault == AFTER else found
 
     with serve_answers(answer) as listening:
@@ -147,11 +162,12 @@ def _make_handler(answer: AnswerFunction) -> type[BaseHTTPRequestHandler]:
             for name, value in headers.items():
                 if name.lower() not in _HOP_BY_HOP:
                     self.send_header(name, value)
-            length = headers.get("Content-Length", "0") if self.command == "HEAD" else len(body)
+            length = int(headers.get("Content-Length", len(body)))
             self.send_header("Content-Length", str(length))
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(body)
+                self.close_connection = len(body) < length
 
         def log_message(self, *_: object) -> None:
             pass

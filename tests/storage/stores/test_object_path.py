@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from io import BytesIO
 from pathlib import Path
 
 import pytest
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
 
 from storage import open_dataset
 from storage.errors import DataError
@@ -20,6 +23,7 @@ from tests.support.object_proxy import (
     BEFORE,
     BROKEN,
     DENIED,
+    MIDWAY,
     THROTTLED,
     Fault,
     ProxyRequest,
@@ -191,6 +195,36 @@ def test_every_request_is_repeated_after_a_failure(faulty_bucket, faulty, fault)
     path.parent.delete_tree()
     assert parse_path(f"{faulty_bucket}/c/b").read_bytes() == b"3"
     assert not path.exists()
+
+
+def test_an_answer_that_breaks_off_is_asked_for_again(faulty_bucket, faulty):
+    """Each request's first answer breaks off; 6 MB are written in parts."""
+    content = random.Random(0).randbytes(6 << 20)
+    folder, copied = parse_path(f"{faulty_bucket}/a"), parse_path(f"{faulty_bucket}/c")
+    assert not folder.exists()  # the bucket was asked for
+    broken: set[tuple[str, str]] = set()
+
+    def fault(request: ProxyRequest) -> str | None:
+        asked = (request.method, request.path.partition("uploadId=")[0])
+        if asked in broken:
+            return None
+        broken.add(asked)
+        return MIDWAY
+
+    faulty.fault = fault
+    (folder / "b").write_bytes(content)
+    to_buffer = default_buffer_prototype().buffer.from_bytes
+    store = folder.open_zarr_store()
+    sync(store.set("z", to_buffer(content)))
+    sync(store.set_if_not_exists("z", to_buffer(b"other")))
+    assert list(folder.iterdir()) == [folder / "b", folder / "z"]
+    assert (folder / "b").read_bytes() == (folder / "z").read_bytes() == content
+    folder.copy_tree(copied)
+    sync(store.delete_dir(""))
+    assert not folder.exists()
+    assert [(copied / name).read_bytes() == content for name in "bz"] == [True, True]
+    copied.delete_tree()
+    assert copied.list_keys() == []
 
 
 @pytest.mark.parametrize(
