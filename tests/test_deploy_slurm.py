@@ -124,16 +124,18 @@ def test_a_key_that_others_can_read_is_refused(folder: Path) -> None:
 
 
 def test_the_scheduler_listens_with_tls_only_and_ends_with_the_command(folder: Path) -> None:
-    """The job of the command, without SLURM: only `scancel` is missing, which is tried in vain."""
+    """The job of the command, without SLURM: it has no workers, and cancels them in vain."""
+    (folder / "sbatch").symlink_to(shutil.which("true") or "/bin/true")
     mark = folder / "mark"
     command = f"touch {mark}; until [[ -e {mark}.seen ]]; do sleep 0.1; done; exit 7"
     names = {"CA": CA_FILE, "CERT": CERTIFICATE_FILE, "KEY": KEY_FILE}
     files = {
         f"LATENTBITS_TLS_{name}": str(folder / "certificates" / f) for name, f in names.items()
     }
-    environment = {**os.environ, **files, "SLURM_JOB_ID": "1", "PATH": f"{BIN}:/usr/bin:/bin"}
+    environment = {**os.environ, **files, "SLURM_JOB_ID": "1"}
+    environment["PATH"] = f"{folder}:{BIN}:/usr/bin:/bin"
     job = subprocess.Popen(
-        ["bash", RUN, "bash", "-c", command], cwd=folder, env=environment, process_group=0
+        ["bash", RUN, WORKERS, "bash", "-c", command], cwd=folder, env=environment, process_group=0
     )
     try:
         wait_until(lambda: mark.exists() or job.poll() is not None)
@@ -285,3 +287,19 @@ def test_a_cancelled_run_ends_its_workers_and_continues(slurm, folder, serial) -
     assert slurm.list_job_processes() == []
     assert "error: interrupted" in (folder / f"latentbits-{job}.log").read_text()
     check_end(slurm, folder, submit_fit(slurm, folder, "--resume"), serial)
+
+
+@pytest.mark.matrix
+def test_a_preempted_fit_continues_when_it_is_started_again(slurm, folder, serial) -> None:
+    """A job that needs all CPUs preempts the command and its workers."""
+    (folder / "d.zarr").symlink_to(serial / "d.zarr")
+    job = submit_fit(slurm, folder)
+    wait_for_pass(folder, job)
+    urgent = ("--partition=urgent", "--cpus-per-task=256", "--mem=1G", "--output=/dev/null")
+    slurm.run("sbatch", *urgent, "--wrap=true")
+    check_end(slurm, folder, job, serial)
+    assert "Restarts=1" in slurm.run("scontrol", "show", "job", job)
+    log = (folder / f"latentbits-{job}.log").read_text(encoding="utf-8")
+    before, _, after = log.partition("error: interrupted")
+    assert ("pass 1" in before, "pass 1:" in after) == (True, False)
+    assert "artifact: " in after

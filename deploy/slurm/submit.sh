@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Submits a command of latentbits, and workers for it, to SLURM. Run it on the login node, in a
+# Submits a command of latentbits to SLURM; its job submits workers for it. Run it on the login node, in a
 # folder that all nodes share, with the environment of latentbits activated:
 #
 #     deploy/slurm/submit.sh latentbits fit --dataset votes.zarr
@@ -22,9 +22,13 @@ if [[ $mode != [46]00 ]]; then
     exit 2
 fi
 
-scripts=$(dirname "$0")
-run=$(sbatch --parsable "$scripts/run.sh" "$@")
+# These commands continue with --resume after they were preempted; others are not started again.
+requeue=--no-requeue
+case "${1##*/} ${2-}" in
+"latentbits fit" | "latentbits transform" | "latentbits neighbours") requeue=--requeue ;;
+esac
+
+scripts=$(cd "$(dirname "$0")" && pwd)
+run=$(sbatch --parsable "$requeue" "$scripts/run.sh" "$scripts/workers.sh" "$@")
 run=${run%;*} # without the name of the cluster
-sbatch --quiet --dependency="after:$run" --job-name="latentbits-$run-workers" \
-    "$scripts/workers.sh" "$run" || { scancel "$run"; exit 1; }
 echo "Submitted job $run. Its log: latentbits-$run.log"

@@ -21,14 +21,14 @@ _SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin")
 _SECONDS = 600
 
 # Its node claims more CPUs and memory than this machine may have, so that jobs need not wait. Jobs
-# in the partition `urgent` preempt others.
+# in the partition `urgent` preempt others, which start again once the credential expires.
 _CONFIGURATION = """
 ClusterName=latentbits
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={controller_port}
 SlurmdPort={node_port}
 CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
 SlurmUser={user}
 SlurmdUser={user}
 StateSaveLocation={folder}/state
