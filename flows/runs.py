@@ -6,13 +6,24 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from rich.console import Console
+from rich.filesize import decimal
+from rich.markup import escape
 from rich.table import Table
 
 from flows.cli.app import EXIT_CODES, make_app, run_app
 from flows.cli.errors import format_error
-from flows.cli.options import DATA, Json, Option
-from flows.cli.summary import print_json
+from flows.cli.options import DATA, Json, Option, Switch
+from flows.cli.progress import log
+from flows.cli.summary import make_table, print_json
+from pipeline.errors import FitError
 from pipeline.learning.convergence import describe_ending
+from storage.artifacts.retention import (
+    MAX_RUNS_DEPTH,
+    RetentionRule,
+    delete_removal,
+    find_removals,
+    parse_retention_rule,
+)
 from storage.errors import DataError
 from storage.format.manifests import read_manifest
 from storage.format.schema import ARTIFACT_FORMAT, FORMAT_VERSION
@@ -21,22 +32,26 @@ from storage.stores.locations import LATEST_NAME, MANIFEST_NAME, AnyPath, list_c
 HELP = """List the fits in a folder of runs. The latest fit of each dataset is marked with *.
 
 Damaged fits, and fits by incompatible versions, are listed with the reason.
+
+`--prune keep=30,days=90` lists what `--prune keep=30,days=90 --yes` deletes: fits that are neither
+among the newest 30 of their folder nor younger than 90 days, codes of these fits in the same
+folder, and unfinished work that nobody wrote to for a day. The latest fit is always kept, and so is
+a fit that was replaced by a newer one less than a day ago.
 """
 EXAMPLES = f"""Examples:
 
     python -m flows.runs
     python -m flows.runs runs/votes --json
+    python -m flows.runs runs/votes --prune keep=30,days=90
 
 {EXIT_CODES}"""
 app = make_app("runs", HELP, EXAMPLES)
-_MAX_DEPTH = 3
-"""Levels of folders to search: runs, datasets, fits."""
 _CONSOLE_WIDTH = 1000  # let the terminal break long lines, so that paths can be copied
 
 
 def iter_fits(folder: AnyPath) -> Iterator[dict[str, Any]]:
     """Iterate over the fits in a folder, ordered by name and so, for each model, by time."""
-    yield from _iter_fits_to_depth(folder, _MAX_DEPTH)
+    yield from _iter_fits_to_depth(folder, MAX_RUNS_DEPTH)
 
 
 def _iter_fits_to_depth(folder: AnyPath, depth: int) -> Iterator[dict[str, Any]]:
@@ -77,12 +92,23 @@ def main(
         str, Option(group=DATA, help="Folder of runs, or of the fits of one dataset.")
     ] = "runs",
     *,
+    prune: Annotated[
+        str | None,
+        Option(group=DATA, metavar="RULE", help="List old fits to delete: keep=30,days=90."),
+    ] = None,
+    yes: Annotated[bool, Switch, Option(group=DATA, help="Delete what --prune lists.")] = False,
     json: Json = False,
 ) -> None:
     """Print a table of the fits, or one JSON object."""
+    if yes and prune is None:
+        raise FitError("{yes} deletes what {prune} lists. Add {prune}, such as keep=30,days=90.")
+    rule = None if prune is None else parse_retention_rule(prune, "prune")
     path = parse_path(folder)
     if not path.is_dir():
         raise DataError(f"{folder}: there is no such folder of runs. Fit a model first.")
+    if rule is not None:
+        _prune(path, rule, yes, json)
+        return
     fits = list(iter_fits(path))
     if json:
         print_json({"fits": fits})
@@ -92,8 +118,41 @@ def main(
         table.add_column(column, no_wrap=True)
     for fit in fits:
         table.add_row("*" if fit["latest"] else "", fit["artifact"], *_format_cells(fit))
-    console = Console(highlight=False, width=_CONSOLE_WIDTH, emoji=False)
-    console.print(table if fits else f"no fits below {folder}")
+    _make_console().print(table if fits else f"no fits below {folder}")
+
+
+def _prune(folder: AnyPath, rule: RetentionRule, is_confirmed: bool, json: bool) -> None:
+    """List what the rule does not keep, and delete it if that is confirmed."""
+    removals = list(find_removals(folder, rule))
+    if json:
+        listed = [
+            {"path": str(r.folder), "kind": r.kind, "bytes": r.n_bytes, "deleted": False}
+            for r in removals
+        ]
+    else:
+        table = make_table("kind", "size", "path", left=("kind", "path"))
+        for removal in removals:
+            table.add_row(removal.kind, decimal(removal.n_bytes), escape(str(removal.folder)))
+        _make_console().print(table if removals else f"nothing to delete below {folder}")
+    n_bytes = 0
+    for place, removal in enumerate(removals if is_confirmed else ()):
+        if is_deleted := delete_removal(removal):
+            n_bytes += removal.n_bytes
+        else:
+            log.warning("warning: %s is in use by now, so it is kept.", removal.folder)
+        if json:
+            listed[place]["deleted"] = is_deleted
+    if json:
+        print_json({"removals": listed})
+    elif is_confirmed and removals:
+        print(f"deleted: {decimal(n_bytes)}")
+    elif removals:
+        total = decimal(sum(removal.n_bytes for removal in removals))
+        print(f"Nothing is deleted yet. Repeat the command with --yes to delete these {total}.")
+
+
+def _make_console() -> Console:
+    return Console(highlight=False, width=_CONSOLE_WIDTH, emoji=False)
 
 
 def _format_cells(fit: Mapping[str, Any]) -> tuple[str, ...]:

@@ -45,6 +45,7 @@ from pipeline.passes.map_reduce import KeptSums
 from pipeline.statistics.labels import SEGMENT
 from pipeline.statistics.sums import Statistics
 from storage.artifacts.artifacts import RunFolder
+from storage.artifacts.retention import RetentionRule, parse_retention_rule
 from storage.dataset.dataset import MAX_BYTES_AHEAD, BinaryDataset
 from storage.errors import DataError
 from storage.quoting import split_quoted, unquote
@@ -65,6 +66,8 @@ class FitPlan(PreparedFit[BinaryDataset]):
         Everything that determines the result, as the artifact records it.
     run_folder
         The folder of the artifact and of unfinished work.
+    retention
+        Which fits of the folder to keep after the fit; all if None.
     """
 
     options: FitOptions
@@ -72,6 +75,7 @@ class FitPlan(PreparedFit[BinaryDataset]):
     provenance: Mapping[str, Any]
     run_folder: RunFolder
     open_executor: Callable[[], AbstractContextManager[Executor]]
+    retention: RetentionRule | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +142,9 @@ def prepare_fit(options: FitOptions) -> FitPlan:
     )
     model = make_model(options.model, **parsed)
     check_seed(options.seed)
+    retention = None
+    if options.runs_to_keep is not None:
+        retention = parse_retention_rule(options.runs_to_keep, "runs_to_keep")
     if options.memory is not None:
         find_memory_limit(options.memory)
     dataset = open_dataset_or_example(options.dataset)
@@ -203,6 +210,7 @@ def prepare_fit(options: FitOptions) -> FitPlan:
         provenance=provenance,
         run_folder=run_folder,
         open_executor=open_executor,
+        retention=retention,
     )
 
 

@@ -201,6 +201,15 @@ class FitOptions:
     warm_start: Annotated[
         bool, Switch, Option(group=RUN, help="Start from the latest fit of an iterative model.")
     ] = False
+    runs_to_keep: Annotated[
+        str | None,
+        Option(  # hidden: for scheduled fits; by hand, `runs --prune` does the same
+            group=RUN,
+            show=False,
+            help="Old fits to delete after the fit, as by `runs --prune`: all but those kept.",
+        ),
+        ExampleValue("keep=30,days=90"),
+    ] = None
     drift_limit: Annotated[
         Number | None,
         Option(

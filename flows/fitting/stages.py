@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.filesize import decimal
 
 from flows.cli.progress import log, warn_on_error
 from flows.cli.summary import join_names, summarize_fit
@@ -60,13 +61,20 @@ from storage.artifacts.artifacts import (
     write_artifact,
     write_packed,
 )
+from storage.artifacts.retention import RetentionRule, delete_removal, find_removals
 from storage.codes.codes import Codes, ResumableResults, open_codes, seal_codes
 from storage.dataset.chunks import clear_chunk_cache, get_or_read_chunk
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError, LeaseLostError
 from storage.extras import REPORT_PACKAGES, check_installed
 from storage.stores.leases import check_leases, keep_leases
-from storage.stores.locations import LATEST_NAME, MANIFEST_NAME, parse_path, replace_folder
+from storage.stores.locations import (
+    LATEST_NAME,
+    MANIFEST_NAME,
+    AnyPath,
+    parse_path,
+    replace_folder,
+)
 
 _MAX_NAMED_CHUNKS = 8
 
@@ -75,7 +83,19 @@ def run_fit(plan: FitPlan) -> dict[str, Any]:
     """Run the stages of a checked fit, and return its summary."""
     names = (list_plane_names(plan.dataset), plan.dataset.segment_names)
     claim = plan.run_folder.claim_work(plan.options.resume)
-    return run_stages(plan.open_executor, names, partial(_run_fit_stages, plan), claim)
+    summary = run_stages(plan.open_executor, names, partial(_run_fit_stages, plan), claim)
+    if plan.retention is not None:
+        with warn_on_error("Old fits could not be deleted"):
+            _delete_old_fits(plan.run_folder.output, plan.retention)
+    return summary
+
+
+def _delete_old_fits(runs: AnyPath, rule: RetentionRule) -> None:
+    removals = [removal for removal in find_removals(runs, rule) if delete_removal(removal)]
+    for removal in removals:
+        log.info("Deleted the %s %s.", removal.kind, removal.folder)
+    text = "runs_to_keep: deleted %d old folders, %s."
+    log.info(text, len(removals), decimal(sum(removal.n_bytes for removal in removals)))
 
 
 def _run_fit_stages(plan: FitPlan, stages: StageRunner, progress: Progress) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from storage.format.schema import (
 from storage.stores.leases import check_leases, lock_work_folder
 from storage.stores.locations import (
     LATEST_NAME,
+    UNFINISHED_NAME,
     AnyPath,
     checksum,
     clear_folder,
@@ -364,7 +365,7 @@ class RunFolder:
     @property
     def work_folder(self) -> AnyPath:
         """Folder for the statistics and states of the unfinished fit."""
-        return self.output / ".unfinished" / f"{self.model}-{self.fingerprint[:12]}"
+        return self.output / UNFINISHED_NAME / f"{self.model}-{self.fingerprint[:12]}"
 
     @property
     def states_folder(self) -> AnyPath:

@@ -34,6 +34,7 @@ from storage.format.schema import (
 )
 from storage.stores.leases import check_leases, keep_leases, lock_work_folder
 from storage.stores.locations import (
+    UNFINISHED_NAME,
     AnyPath,
     check_target_folder,
     checksum,
@@ -424,7 +425,7 @@ class UnfinishedCodes:
     @property
     def folder(self) -> AnyPath:
         """The hidden folder."""
-        return self.target.with_name(f".{self.target.name}.unfinished")
+        return self.target.with_name(f".{self.target.name}{UNFINISHED_NAME}")
 
     @property
     def results(self) -> ResumableResults:

@@ -7,7 +7,8 @@ import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from stat import S_ISDIR
+from typing import Any, Literal, NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -30,6 +31,8 @@ LOCK_SUFFIX = ".lock"
 DATASET_FORMAT = "latentbits-dataset"
 MANIFEST_NAME = "manifest.json"
 LATEST_NAME = "latest"
+UNFINISHED_NAME = ".unfinished"
+"""Folder for unfinished fits, and ending of the names of hidden folders for unfinished codes."""
 _CHECKSUM_BYTES = 1 << 20
 _FILE_SUFFIXES = (
     *(".csv", ".tsv", ".txt", ".dat", ".json", ".parquet", ".feather", ".npy", ".npz", ".mtx"),
@@ -76,6 +79,33 @@ def list_children(folder: AnyPath) -> list[Any]:
     """List a folder's entries by name, without its lease; empty if the folder does not exist."""
     entries: list[Any] = sorted(folder.iterdir()) if folder.is_dir() else []
     return [entry for entry in entries if not entry.name.startswith(LOCK_SUFFIX)]
+
+
+class TreeSize(NamedTuple):
+    """Bytes of all files in a folder, and when the newest was written, in seconds since 1970."""
+
+    n_bytes: int
+    modified: float
+
+
+def measure_tree(folder: AnyPath) -> TreeSize:
+    """Measure all files below a folder; files that vanish meanwhile do not count.
+
+    An empty folder was written when it was made, or when its last file was deleted. A path that is
+    a file is measured itself; one that does not exist was written in 1970.
+    """
+    if isinstance(folder, ObjectPath):
+        return TreeSize(*folder.measure_tree())
+    files, own_time = [], 0.0
+    for path in (folder, *folder.rglob("*")):
+        with suppress(FileNotFoundError):
+            status = path.lstat()
+            if not S_ISDIR(status.st_mode):
+                files.append(status)
+            elif path == folder:
+                own_time = status.st_mtime
+    modified = max((status.st_mtime for status in files), default=own_time)
+    return TreeSize(sum(status.st_size for status in files), modified)
 
 
 def delete_tree(folder: AnyPath) -> None:

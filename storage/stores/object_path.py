@@ -154,6 +154,23 @@ class ObjectPath:
         with translate_store_errors(self):
             return repeat_broken(_list_tags, open_bucket(self.root), self._prefix)
 
+    def measure_tree(self) -> tuple[int, float]:
+        """Return the bytes of all objects below, and when the newest was written, since 1970.
+
+        If there are none, these are the bytes and the time of the object itself.
+        """
+        from obstore import head
+        from obstore import list as list_objects
+
+        store = open_bucket(self.root)
+        with translate_store_errors(self):
+            entries = [entry for page in list_objects(store, self._prefix) for entry in page]
+            if not entries:
+                with suppress(FileNotFoundError):
+                    entries = [head(store, self.key)]
+        newest = max((entry["last_modified"].timestamp() for entry in entries), default=0.0)
+        return sum(entry["size"] for entry in entries), newest
+
     def read_bytes(self) -> bytes:
         """Read the object.
 
