@@ -6,17 +6,22 @@ a field that they do not know is an error. The commands in them are run by the e
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import yaml
+from jsonschema import Draft202012Validator
 from prefect.events.schemas.automations import AutomationCore
 from prefect.flows import load_flow_from_entrypoint
 from pydantic import ConfigDict, create_model
+from referencing import Registry, Resource
 
 from tests.support.compose import load_compose
 
@@ -211,6 +216,62 @@ def manifests() -> dict[tuple[str, str], Any]:
     texts = [path.read_text(encoding="utf-8") for path in DEPLOY.glob("kubernetes/*.yaml")]
     told = [one for text in texts for one in yaml.safe_load_all(text)]
     return {(one["kind"], one["metadata"]["name"]): KINDS[one["kind"]](**one) for one in told}
+
+
+@pytest.mark.matrix
+def test_manifests_follow_the_published_schemas() -> None:
+    """Those of Kubernetes and of the Dask operator, which are in packages of these names."""
+    kubernetes = find_package("kubernetes_validate") / "kubernetes-json-schema"
+    operator = find_package("dask_kubernetes") / "operator/deployment/helm"
+    newest = max(kubernetes.glob("v*-local-strict"), key=lambda path: int(path.name.split(".")[1]))
+    definitions = Resource.from_contents(json.loads((newest / "_definitions.json").read_text()))
+    # A field of each kind, to be misspelled.
+    fields = "containerPort|restartPolicy|policyTypes|stringData|accessModes|minimum"
+    for path in DEPLOY.glob("kubernetes/*.yaml"):
+        text = path.read_text(encoding="utf-8")
+        misspelled = re.sub(rf"\b({fields}):", r"\1s:", text)
+        pairs = zip(yaml.safe_load_all(text), yaml.safe_load_all(misspelled), strict=True)
+        for manifest, wrong in pairs:
+            group, _, version = manifest["apiVersion"].rpartition("/")
+            name = manifest["kind"].lower()
+            if manifest["apiVersion"] == DASK:
+                crd = operator / "dask-kubernetes-operator/crds" / f"{name}.yaml"
+                schema = read_strict_schema(crd, version)
+            else:
+                words = (name, *filter(None, (group.partition(".")[0], version)))
+                schema = json.loads((newest / f"{'-'.join(words)}.json").read_text())
+            validator = Draft202012Validator(schema, registry=definitions @ Registry())
+            assert [error.message for error in validator.iter_errors(manifest)] == []
+            assert not validator.is_valid(wrong), name
+
+
+def find_package(name: str) -> Path:
+    """Find the folder of a package without importing it; skip the test if it is not installed."""
+    spec = find_spec(name)
+    if spec is None or spec.submodule_search_locations is None:
+        pytest.skip("pip install --no-deps kubernetes-validate dask-kubernetes")
+    return Path(spec.submodule_search_locations[0])
+
+
+def read_strict_schema(crd: Path, version: str) -> Any:
+    """Read the schema of a custom resource, without fields that it does not name."""
+    versions = yaml.load(crd.read_text(encoding="utf-8"), yaml.CSafeLoader)["spec"]["versions"]
+    (schema,) = (one["schema"]["openAPIV3Schema"] for one in versions if one["name"] == version)
+    # Every resource has these; custom ones need not name them.
+    schema["properties"] |= {"apiVersion": {}, "kind": {}, "metadata": {}}
+    for part in list(iter_schemas(schema)):
+        if "properties" in part and "x-kubernetes-preserve-unknown-fields" not in part:
+            part.setdefault("additionalProperties", False)
+    return schema
+
+
+def iter_schemas(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a schema and those of its fields and items."""
+    yield schema
+    inner = [schema.get("items"), schema.get("additionalProperties")]
+    for part in [*schema.get("properties", {}).values(), *inner]:
+        if isinstance(part, dict):
+            yield from iter_schemas(part)
 
 
 def pods(manifests: dict[tuple[str, str], Any]) -> list[Any]:

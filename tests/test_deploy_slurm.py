@@ -220,7 +220,7 @@ def find_fit(slurm: Slurm, job: str) -> psutil.Process:
     (process,) = (
         process
         for process in slurm.list_job_processes()
-        if process.environ()["SLURM_JOB_ID"] == job and "fit" in process.cmdline()[:4]
+        if process.environ()["SLURM_JOB_ID"] == job and "flows.fit" in process.cmdline()
     )
     return process
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Submits a command of latentbits to SLURM; its job submits workers for it. Run it on the login node, in a
-# folder that all nodes share, with the environment of latentbits activated:
+# Submits a command of latentbits to SLURM; its job submits workers for it. Run it on the login
+# node, in a folder that all nodes share, with the environment of latentbits activated:
 #
 #     deploy/slurm/submit.sh latentbits fit --dataset votes.zarr
 #
