@@ -487,7 +487,8 @@ def check_continuous_patterns(path: str, names: Sequence[str], options: ReadOpti
 
 def _suggest_column(name: str, columns: Sequence[str]) -> str:
     """Return a hint about a column that does not exist; empty if there is none."""
-    if {*name.split(",")} <= {*columns}:
+    parts = name.split(",")
+    if len(parts) > 1 and all(any(fnmatchcase(c, part) for c in columns) for part in parts):
         return "Repeat the option for each column."
     near = get_close_matches(name, columns, n=1)
     return f"Did you mean {near[0]!r}?" if near else ""

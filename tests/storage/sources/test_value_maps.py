@@ -279,6 +279,7 @@ def test_names_that_fit_nothing_are_refused(tmp_path, name):
     )
     assert refused(path, features=("q*",)).endswith("there is no column 'q*'. Columns: f0, f1")
     assert refused(path, drop=("f0,f1",)).endswith("Repeat the option for each column.")
+    assert refused(path, drop=("f*,f1",)).endswith("Repeat the option for each column.")
     assert "leave no feature" in refused(path, drop=("f*",))
     assert read(path, drop=("f7",), is_append=True)[1] == ("f0", "f1")
 
