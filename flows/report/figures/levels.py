@@ -110,9 +110,9 @@ def _plot_curves(
         marks = [*(RuleMark("x", float(place), dash=(2, 4)) for place in places), curves]
         texts = [format_number(value, 3) for value in thresholds]
         note = f"Dotted lines are the thresholds, {join_names(texts)}. {note}"
-    x, y = fit_axis(z, f"{component} 1", 0.0), make_axis(-0.02, 1.02, "P(level)")
+    x, y = fit_axis(z, component, 0.0), make_axis(-0.02, 1.02, "P(level)")
     title = f"Levels of {feature.name}"
-    alt = f"Probability of the {len(feature.levels)} levels of {feature.name} over {component} 1."
+    alt = f"Probability of the {len(feature.levels)} levels of {feature.name} over {component}."
     plot = Plot(x, y, tuple(marks), height=300)
     return Figure(title, alt, plot, note=note.strip(), keys=keys)
 

@@ -90,6 +90,7 @@ def test_levels_over_a_component_are_curves() -> None:
     cumulative = titles["Features over the component"].plot
     assert cumulative is not None
     assert cumulative.y.label == "P(at least this level)"
+    assert figure.plot.x.label == cumulative.x.label
     pairs = titles["Calibration of pairs"].alt
     assert f"{3 * 9 + 3 * 3:,} pairs" in pairs
 
