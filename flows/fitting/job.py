@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from flows.cli.hyperparameters import parse_model_options
 from flows.cli.options import parse_local_path
+from flows.cli.progress import log
+from flows.cli.summary import join_names
 from flows.data.datasets import (
     TRAIN,
     LoadedModel,
@@ -181,7 +183,10 @@ def prepare_fit(options: FitOptions) -> FitPlan:
     }
     request = FitRequest(**{name: getattr(options, name) for name in same_names} | own_values)
     prepared = prepare(request, dataset)
-    if initial_fit is not None:
+    if initial_fit is not None and _has_new_features(initial_fit, prepared.dataset):
+        initial_fit = None
+        prepared = replace(prepared, request=replace(request, initial_fit=None))
+    elif initial_fit is not None:
         check_dataset_features(initial_fit, prepared.dataset, "Fit once without {warm_start}.")
     truth = _load_truth(model, prepared.dataset) if options.truth else None
     if options.skip_corrupt and any(pole.row is not None for pole in prepared.poles):
@@ -202,7 +207,14 @@ def prepare_fit(options: FitOptions) -> FitPlan:
         ),
         "skip_corrupt": options.skip_corrupt,
     }
-    run_folder = RunFolder(runs, prepared.model.name, compute_fingerprint(provenance))
+    recorded = provenance["dataset"]
+    run_folder = RunFolder(
+        runs,
+        prepared.model.name,
+        compute_fingerprint(provenance),
+        recorded["path"],
+        recorded["digest"],
+    )
     return FitPlan(
         **vars(prepared),
         options=options,
@@ -212,6 +224,21 @@ def prepare_fit(options: FitOptions) -> FitPlan:
         open_executor=open_executor,
         retention=retention,
     )
+
+
+def _has_new_features(latest: LoadedModel, dataset: BinaryDataset) -> bool:
+    """Return whether appended rows brought features that the latest fit does not have; say so."""
+    known, added = {*latest.feature_names}, dataset.manifest.get("added_features", {})
+    new = [name for name in dataset.feature_names if name not in known and name in added]
+    if not new or (*latest.feature_names, *new) != dataset.feature_names:
+        return False
+    log.warning(
+        "warning: the fit does not start from the latest artifact, %s, because features were added "
+        "since: %s",
+        latest.artifact.path,
+        join_names(new),
+    )
+    return True
 
 
 def _parse_covariates(text: str | None) -> list[str] | None:

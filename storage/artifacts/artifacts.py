@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ from storage.display import (
     list_artifact_facts,
     list_trait_names,
 )
-from storage.errors import DataError
+from storage.errors import DataError, FolderInUseError
 from storage.format.manifests import read_manifest, write_manifest
 from storage.format.schema import (
     ARTIFACT_FORMAT,
@@ -34,9 +35,10 @@ from storage.format.schema import (
     create_array,
     open_checked_array,
 )
-from storage.stores.leases import check_leases, lock_work_folder
+from storage.stores.leases import check_leases, lock_folder, lock_work_folder
 from storage.stores.locations import (
     LATEST_NAME,
+    LOCK_SUFFIX,
     UNFINISHED_NAME,
     AnyPath,
     checksum,
@@ -54,6 +56,8 @@ from storage.stores.object_store import make_damage_error, translate_store_error
 if TYPE_CHECKING:
     import xarray
 
+_DATASET_RECORD = "dataset.json"
+"""File, inside a work folder, with the path and digest of the fitted dataset."""
 PAIRS_FOLDER = "pairs"
 """Folder, inside an artifact, of the arrays over all pairs of features."""
 _CHUNK_BYTES = 32 << 20
@@ -356,11 +360,15 @@ class RunFolder:
         Name of the model.
     fingerprint
         Digest of everything that determines the result; equal fits have equal fingerprints.
+    dataset, dataset_digest
+        Path and digest of the dataset.
     """
 
     output: AnyPath
     model: str
     fingerprint: str
+    dataset: str = ""
+    dataset_digest: str = ""
 
     @property
     def work_folder(self) -> AnyPath:
@@ -376,16 +384,49 @@ class RunFolder:
     def claim_work(self, resume: bool) -> Iterator[None]:
         """Lock the work folder; with `resume`, keep what an interrupted fit left there.
 
-        What a fit left whose process died without releasing the folder is always kept.
+        What a fit left whose process died without releasing the folder is always kept, except work
+        on the dataset before it changed, which no fit can continue.
         """
         try:
             with lock_work_folder(self.work_folder) as lease:
                 if not (resume or lease.took_over):
                     clear_folder(self.work_folder)
-                yield
+                record = self.work_folder / _DATASET_RECORD
+                write_text(record, self._describe_dataset())
+                self._delete_outdated_work()
+                try:
+                    yield
+                finally:
+                    if list_children(self.work_folder) == [record]:  # nothing to resume
+                        record.unlink()
         finally:
             with suppress(OSError):  # another fit may be using it
                 self.work_folder.parent.rmdir()
+
+    def _describe_dataset(self) -> str:
+        return json.dumps({"path": self.dataset, "digest": self.dataset_digest})
+
+    def _delete_outdated_work(self) -> None:
+        """Delete the work folders and locks of fits to the dataset before it changed."""
+        names = {
+            path.name.removeprefix(".").partition(LOCK_SUFFIX)[0]
+            for path in list_children(self.work_folder.parent)
+        }
+        for name in sorted(names - {self.work_folder.name}):
+            folder = self.work_folder.with_name(name)
+            with suppress(FolderInUseError):
+                if self._is_outdated(folder):
+                    with lock_folder(folder):
+                        delete_tree(folder)
+
+    def _is_outdated(self, folder: AnyPath) -> bool:
+        """Return whether a work folder has no record, or that of another state of the dataset."""
+        try:
+            record = json.loads((folder / _DATASET_RECORD).read_text(encoding="utf-8"))
+        except FileNotFoundError:  # a fit was killed before it began, or after it had ended
+            return True
+        path, digest = record["path"], record["digest"]
+        return bool(path == self.dataset and digest != self.dataset_digest)
 
     def has_states(self) -> bool:
         """Return whether the unfinished fit has completed a pass."""

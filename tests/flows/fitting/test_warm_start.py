@@ -66,6 +66,21 @@ def test_a_warm_start_ends_where_a_cold_one_does_in_fewer_passes(cli, dataset, n
     assert {n: once[n].tobytes() for n in once} == {n: twice[n].tobytes() for n in twice}
 
 
+def test_features_that_an_append_added_make_a_fit_start_anew(cli, dataset) -> None:
+    model = ("--model", "bernoulli-mixture", "--set", "starts=1", "--set", "max_iter=2")
+    command = ("fit", "--dataset", dataset, *model, *OPTIONS)
+    before = cli(*command, "--components", "3", "--json").json["artifact"]
+    names = [*(f"f{i}" for i in range(N_FEATURES)), "new"]
+    with append_dataset(dataset, names, "missing") as writer:
+        writer.add(ArrayBatch(np.column_stack([X[N_ROWS:], X[N_ROWS:, 0]])))
+    done = cli(*command, "--warm-start", "--json")
+    assert done.code == 0, done.err
+    assert f"{before}, because features were added since: new\n" in done.err
+    manifest = load_artifact(done.json["artifact"]).manifest
+    assert (manifest["warm_start"], manifest["n_components"]) == (None, 3)
+    assert "started" in cli(*command, "--warm-start").out
+
+
 @pytest.mark.matrix
 def test_the_number_of_components_is_kept_unless_another_is_asked_for(cli, dataset) -> None:
     command = ("fit", "--dataset", dataset, "--model", "latent-trait", *OPTIONS)

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -370,6 +371,31 @@ def test_the_same_fit_does_not_run_twice_at_once(run: RunFolder) -> None:
         assert (run.work_folder / "state").exists()
     with run.claim_work(resume=False):
         assert not (run.work_folder / "state").exists()
+
+
+def test_work_on_a_dataset_that_changed_since_is_deleted(run: RunFolder) -> None:
+    def leave_work(dataset: str, digest: str) -> Path:
+        fingerprint = sha256(f"{dataset} {digest}".encode()).hexdigest()
+        left = RunFolder(run.output, run.model, fingerprint, dataset, digest)
+        with left.claim_work(resume=False):
+            (left.work_folder / "state").write_text("pass 3")
+        return left.work_folder
+
+    folder = run.work_folder.parent
+    old, other = leave_work("d.zarr", "old"), leave_work("e.zarr", "old")
+    with run.claim_work(resume=False):
+        lease = (folder / f".{run.work_folder.name}.lock").read_text()
+    killed = folder / ".clipped_pca-0.lock"  # after its work folder was deleted
+    killed.write_text(lease.replace('"pid": ', '"pid": 99999'))
+    assert old.is_dir()
+    with RunFolder(run.output, run.model, "3" * 64, "d.zarr", "older").claim_work(resume=False):
+        assert not old.exists()
+        old = leave_work("d.zarr", "old")
+        with RunFolder(run.output, run.model, "4" * 64, "d.zarr", "new").claim_work(resume=False):
+            assert {*folder.iterdir()} >= {other}
+            assert not old.exists()
+            assert (folder / f"{run.model}-{'3' * 12}").is_dir()  # it is being worked on
+    assert {*folder.iterdir()} == {other}
 
 
 def test_a_fit_that_never_began_leaves_nothing(run: RunFolder) -> None:
