@@ -39,7 +39,7 @@ TOLERANCE = 1e-7
 LBFGS_MEMORY = 20
 _CHECK_INTERVAL = 10
 _MAX_ITERATIONS = 20_000
-# Bounds far outside sensible solutions; they keep exponentials finite during early steps.
+# Limits far outside sensible solutions; they keep exponentials finite during early steps.
 _MAX_LOG_VARIANCE, _MAX_LOG_PRECISION = 25.0, 12.0
 _MAX_CORRELATION = 0.999  # limit of unshrunk correlations, which could otherwise exceed 1
 _SLICE_BYTES = 4 << 20
@@ -214,7 +214,7 @@ def _segment_terms(
     roots = np.exp(0.5 * log_variances)[:, None, :]
     D = np.exp(log_precisions) * counts
     signal = mixing * roots * counts[:, :, None]
-    norms = np.sqrt(1 + model_ridge * (1 + (signal**2).sum(axis=2)))[:, :, None]
+    norms = np.sqrt(1 + model_ridge * (1 + _sum_products(signal, signal)))[:, :, None]
     L = signal / norms
     G = np.eye(mixing.shape[1]) + L.transpose(0, 2, 1) @ L
     inverse, (_, log_det) = np.linalg.inv(G), np.linalg.slogdet(G)
@@ -225,9 +225,9 @@ def _segment_terms(
     value = (log_precisions * counts).sum(axis=1) - 0.5 * (log_det + trace)
     CBG = CB @ inverse
     by_L = D[:, :, None] * CBG - L @ (inverse + inverse @ explained @ inverse)
-    along = model_ridge[:, :, None] * (by_L * L).sum(axis=2, keepdims=True)
+    along = (model_ridge * _sum_products(by_L, L))[:, :, None]
     by_signal = (by_L - along * L) / norms * weights[:, None, None]
-    by_precision = counts - D**2 + (B * CBG).sum(axis=2)
+    by_precision = counts - D**2 + _sum_products(B, CBG)
     return (
         float(weights @ value),
         (by_signal * roots).sum(axis=0),
@@ -236,10 +236,17 @@ def _segment_terms(
     )
 
 
+def _sum_products(a: Array, b: Array) -> Array:
+    """Sum products over the last axis; much faster than `sum`, because this axis is short."""
+    return np.asarray(np.einsum("uik,uik->ui", a, b))
+
+
 def _multiply_ridged(moments: SegmentMoments, part: slice, B: Array) -> Array:
     """Return (C + δ I) B / (1 + δ)."""
     ridge = moments.ridge[part, None, None]
-    product: Array = (moments.matrices(part) @ B + ridge * B) / (1 + ridge)
+    # Cᵀ = C, and BLAS multiplies by a wide matrix on the right faster than by a narrow one.
+    CB = (B.transpose(0, 2, 1) @ moments.matrices(part)).transpose(0, 2, 1)
+    product: Array = (CB + ridge * B) / (1 + ridge)
     return product
 
 
@@ -348,7 +355,12 @@ def maximise(
     column of the mixing turned by more than 1 − cosine = `tol`. `map_parts` maps over ranges of
     segments.
     """
-    return _run_lbfgs(lambda point: likelihood_and_gradient(moments, point, map_parts), start, tol)
+    return _run_lbfgs(
+        lambda point: likelihood_and_gradient(moments, point, map_parts),
+        start,
+        moments.weights,
+        tol,
+    )
 
 
 def maximise_variances(
@@ -369,29 +381,47 @@ def maximise_variances(
             log_variances=gradient.log_variances - deviations / n_rows,
         )
 
-    return _run_lbfgs(posterior, start, TOLERANCE)
+    return _run_lbfgs(posterior, start, moments.weights, TOLERANCE)
 
 
 def _run_lbfgs(
     objective: Callable[[MatchSolution], tuple[float, MatchSolution]],
     start: MatchSolution,
+    weights: Array,
     tol: float,
 ) -> Optimum:
+    """Maximise an objective in units in which its curvature is similar along all unknowns.
+
+    The Fisher information of a segment's log D is at least twice the weight of the segment, and
+    that of log σ² at most half; it is the sum of all segments' for the mixing. Without these units
+    the search takes two to four times as many iterations.
+    """
     shape = (*start.log_precisions.shape, start.mixing.shape[1])
+    roots = np.sqrt(weights)[:, None]
+    units = MatchSolution(
+        np.ones_like(start.mixing),
+        np.broadcast_to(np.sqrt(2) / roots, start.log_variances.shape),
+        np.broadcast_to(np.sqrt(0.5) / roots, start.log_precisions.shape),
+    ).to_vector()
 
-    def loss(flat: Array) -> tuple[float, Array]:
-        value, gradient = objective(solution_from_vector(flat, *shape))
-        return -value, -gradient.to_vector()
-
-    stopping_rule = _StoppingRule(
-        tol, start.mixing, lambda flat: solution_from_vector(flat, *shape).mixing
+    # Clipped here, because L-BFGS takes twice as long with bounds, which are hardly ever reached.
+    limits = np.repeat(
+        [np.inf, _MAX_LOG_VARIANCE, _MAX_LOG_PRECISION], [part.size for part in start]
     )
+
+    def to_solution(x: Array) -> MatchSolution:
+        return solution_from_vector(np.clip(x * units, -limits, limits), *shape)
+
+    def loss(x: Array) -> tuple[float, Array]:
+        value, gradient = objective(to_solution(x))
+        return -value, -gradient.to_vector() * units * (np.abs(x * units) <= limits)
+
+    stopping_rule = _StoppingRule(tol, start.mixing, lambda x: to_solution(x).mixing)
     result = scipy.optimize.minimize(
         loss,
-        start.to_vector(),
+        start.to_vector() / units,
         jac=True,
         method="L-BFGS-B",
-        bounds=_bounds(start),
         callback=stopping_rule,
         options={
             "maxiter": _MAX_ITERATIONS,
@@ -403,18 +433,11 @@ def _run_lbfgs(
     )
     finite = bool(np.isfinite(result.x).all())
     return Optimum(
-        solution_from_vector(result.x, *shape),
+        to_solution(result.x),
         -float(result.fun) if finite else -np.inf,
         int(result.nit),
         stopping_rule.reached or bool(result.success),
     )
-
-
-def _bounds(start: MatchSolution) -> scipy.optimize.Bounds:
-    limit = np.repeat(
-        [np.inf, _MAX_LOG_VARIANCE, _MAX_LOG_PRECISION], [part.size for part in start]
-    )
-    return scipy.optimize.Bounds(-limit, limit)
 
 
 class _StoppingRule:
