@@ -436,7 +436,8 @@ def _run_lbfgs(
         to_solution(result.x),
         -float(result.fun) if finite else -np.inf,
         int(result.nit),
-        stopping_rule.reached or bool(result.success),
+        # Rounding errors can end the search before the next check.
+        stopping_rule.reached or bool(result.success) or stopping_rule.is_met(result),
     )
 
 
@@ -452,13 +453,17 @@ class _StoppingRule:
         self.iterations += 1
         if self.iterations % _CHECK_INTERVAL:
             return
-        loss = intermediate_result.fun
-        mixing = self.get_mixing(intermediate_result.x).copy()
-        is_flat = self.loss - loss <= self.tol * max(1.0, abs(loss))
-        if is_flat and (_column_cosines(mixing, self.mixing) >= 1 - self.tol).all():
+        if self.is_met(intermediate_result):
             self.reached = True
             raise StopIteration
-        self.loss, self.mixing = loss, mixing
+        self.loss = intermediate_result.fun
+        self.mixing = self.get_mixing(intermediate_result.x).copy()
+
+    def is_met(self, result: scipy.optimize.OptimizeResult) -> bool:
+        """Return whether the solution has hardly changed since the last check."""
+        is_flat = self.loss - result.fun <= self.tol * max(1.0, abs(result.fun))
+        cosines = _column_cosines(self.get_mixing(result.x), self.mixing)
+        return bool(is_flat and (cosines >= 1 - self.tol).all())
 
 
 def _column_cosines(a: Array, b: Array) -> Array:
