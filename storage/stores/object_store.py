@@ -32,6 +32,8 @@ _BROKEN_ANSWER_SIGNS = (
     "response body",
     "<Code>NoSuchUpload</Code>",  # obstore aborts an upload that was complete
 )
+_UPLOAD_SECONDS = 120
+"""Limit of a request. Twelve parts of 5 MB share the network, and one that is late begins again."""
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of a full disk; such errors may lack the name of the file."""
 _PROBE_RETRY_CONFIG = {"max_retries": 4, "retry_timeout": timedelta(seconds=15)}
@@ -107,7 +109,7 @@ def open_bucket(root: str, prefix: str = "") -> Any:
             open_bucket(root)
         else:
             _probe_bucket(_open_store(root, prefix, _PROBE_RETRY_CONFIG))
-        return _open_store(root, prefix, _RETRY_CONFIG)
+        return _open_store(root, prefix, _RETRY_CONFIG, timeout=timedelta(seconds=_UPLOAD_SECONDS))
 
 
 def _probe_bucket(store: Any) -> None:
@@ -124,7 +126,7 @@ def _probe_bucket(store: Any) -> None:
             raise
 
 
-def _open_store(root: str, prefix: str, retries: Any) -> Any:
+def _open_store(root: str, prefix: str, retries: Any, **client_options: Any) -> Any:
     from obstore import store
 
     _check_endpoint(root)
@@ -132,7 +134,7 @@ def _open_store(root: str, prefix: str, retries: Any) -> Any:
     return getattr(store, get_store_kind(root).store_class)(
         root.partition("://")[2],
         prefix=prefix or None,
-        client_options={"allow_http": True},
+        client_options={"allow_http": True, **client_options},
         retry_config=retries,
         **_find_account(root),
     )

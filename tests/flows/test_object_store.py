@@ -158,6 +158,16 @@ def test_failing_requests_lose_nothing(cli, faulty_bucket, faulty, source):
 
 
 @pytest.mark.matrix
+def test_a_slow_upload_does_not_begin_again(faulty_bucket, faulty):
+    path = parse_path(f"{faulty_bucket}/slow")
+    assert not path.exists()
+    faulty.fault = lambda request: time.sleep(31) if request.is_write else None
+    path.write_bytes(b"content")
+    assert faulty.counts_by_method["PUT"] == 1
+    assert path.read_bytes() == b"content"
+
+
+@pytest.mark.matrix
 def test_a_state_that_cannot_be_read_now_is_kept(cli, faulty_bucket, faulty, source):
     """A fit that took it for missing would begin anew and delete it."""
     data, runs = f"{faulty_bucket}/d.zarr", parse_path(f"{faulty_bucket}/runs")
