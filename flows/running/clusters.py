@@ -24,6 +24,7 @@ from pipeline.executors.dask_monitor import ClusterMonitor, close_client
 _SPILL_THRESHOLDS = ("target", "spill", "pause")
 _WORKER_PACKAGES = ("pipeline", "storage")
 _PAUSE_SECONDS, _START_SECONDS = 0.1, 30.0
+log = logging.getLogger("latentbits")
 
 
 @contextmanager
@@ -46,8 +47,28 @@ def _write_performance_report(client: Client, path: str | None) -> Iterator[None
     if path is None:
         yield
         return
-    with client.as_current(), performance_report(path):
-        yield
+    report = performance_report(path)
+    with client.as_current():
+        report.__enter__()
+        try:
+            yield
+        finally:
+            _finish_report(client, report)
+
+
+def _finish_report(client: Client, report: performance_report) -> None:
+    """Write a report; a failure is a warning, as it must not hide the error of a lost cluster."""
+    reason: object = "the cluster was lost"
+    if client.status == "running":
+        try:
+            client.sync(
+                report.__aexit__, None, None, None, code="", callback_timeout=_START_SECONDS
+            )
+        except OSError as error:
+            reason = error
+        else:
+            return
+    log.warning("warning: %s was not written (%s).", report.filename, reason)
 
 
 class _Client(Client):  # type: ignore[misc]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
@@ -23,7 +24,7 @@ from pipeline.errors import ClusterLost
 
 R = TypeVar("R")
 _CLOSE_SECONDS, _POLL_SECONDS, _MAX_SILENCE, _MIN_SILENCE = 2.0, 1.0, 300.0, 5.0
-_MIN_TASK_SECONDS, _TIMES_SLOWEST = 300.0, 10
+_MIN_TASK_SECONDS, _TIMES_SLOWEST, _PATIENCE = 300.0, 10, 10
 log = logging.getLogger("latentbits")
 
 
@@ -40,7 +41,8 @@ class ClusterMonitor:
         minutes, a process that is there but silent counts as frozen in any case.
     task_timeout
         Seconds without a finished task after which the tasks of a worker are given to others; None
-        takes ten times the slowest task, and at least 5 minutes.
+        takes ten times the slowest task of the run, and at least 5 minutes. Tasks that were taken
+        from a worker have ten times as long on the next.
     """
 
     client: Client
@@ -54,6 +56,7 @@ class ClusterMonitor:
     _heartbeats: dict[str, tuple[float, float]] = field(default_factory=dict)
     _progress: dict[str, tuple[set[str], float]] = field(default_factory=dict)
     _slowest: float | None = None
+    _n_taken: Counter[str] = field(default_factory=Counter)
     _reported: set[tuple[str, str]] = field(default_factory=set)
 
     @property
@@ -62,8 +65,8 @@ class ClusterMonitor:
         return min(max(self.worker_timeout, _MIN_SILENCE), _MAX_SILENCE)
 
     def start_run(self, name: str) -> None:
-        """Watch the tasks whose keys contain this name."""
-        self._run_name = name
+        """Watch the tasks whose keys contain this name; those of other runs took other times."""
+        self._run_name, self._slowest = name, None
         self._progress.clear()
 
     def check(self) -> None:
@@ -107,14 +110,22 @@ class ClusterMonitor:
             limit = self.worker_timeout if address not in running else self.task_timeout
             if limit is None and self._slowest is not None:
                 limit = max(_MIN_TASK_SECONDS, _TIMES_SLOWEST * self._slowest)
-            if limit is not None and self._clock - since > limit and running - {address}:
-                self._restart_worker(address, f"has finished no task for {limit:.0f} s")
+            if limit is None:
+                continue
+            # Tasks that were taken before may be only long; after four workers, Dask gives them up.
+            limit *= _PATIENCE ** max((self._n_taken[key] for key in tasks), default=0)
+            if self._clock - since > limit and running - {address}:
+                problem = f"has finished no task for {limit:.0f} s"
+                if self._restart_worker(address, problem):
+                    self._n_taken.update(tasks)
 
-    def _restart_worker(self, address: str, problem: str) -> None:
-        """Let Dask take a worker's tasks and results from it; its nanny, if any, restarts it."""
-        if self._warn_once(
-            address, f"worker {address} {problem}. Others compute its tasks.", "restart"
-        ):
+    def _restart_worker(self, address: str, problem: str) -> bool:
+        """Let Dask take a worker's tasks and results from it; its nanny, if any, restarts it.
+
+        Return whether this was not done before.
+        """
+        text = f"worker {address} {problem}. Others compute its tasks."
+        if is_first := self._warn_once(address, text, "restart"):
             self.client.loop.add_callback(
                 self.client.scheduler.restart_workers,
                 workers=[address],
@@ -123,6 +134,7 @@ class ClusterMonitor:
                 on_error="return",
                 stimulus_id="latentbits-restart",
             )
+        return is_first
 
     def _warn_once(self, address: str, text: str, kind: str = "pause") -> bool:
         is_first = (address, kind) not in self._reported

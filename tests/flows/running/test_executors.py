@@ -9,6 +9,7 @@ import resource
 import signal
 import sys
 import weakref
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from flows.cli.app import make_app, run_app
 from flows.cli.errors import hide_expected_tracebacks
 from flows.running.executors import check_executor_options, open_executor
 from flows.running.resources import MALLOC_VARIABLES
-from pipeline.errors import FitError
+from pipeline.errors import ClusterLost, FitError
 from storage.errors import DataError
 from storage.sources.spool import TemporaryFolder
 
@@ -209,11 +210,21 @@ def test_dasks_account_needs_bokeh(monkeypatch):
         check_executor_options(performance_report="account.html")
 
 
-def test_dask_writes_an_account_where_asked(tmp_path):
+def test_dask_writes_an_account_where_asked(tmp_path, monkeypatch):
     pytest.importorskip("bokeh")
     path = tmp_path / "account.html"
     with open_executor(performance_report=str(path)) as executor:
         assert list(executor.map(abs, [-1, 2])) == [1, 2]
     assert "abs" in path.read_text()
+    path.unlink()
+    warnings = logging.StreamHandler(StringIO())
+    monkeypatch.setattr(logging.getLogger("latentbits"), "handlers", [warnings])
+    lost = ClusterLost("The cluster was lost.")
+    with pytest.raises(ClusterLost, match="The cluster was lost"):  # noqa: PT012, SIM117
+        with open_executor(performance_report=str(path)) as executor:
+            executor.client.close()
+            raise lost
+    assert f"{path} was not written (the cluster was lost)" in warnings.stream.getvalue()
+    assert not path.exists()
     with pytest.raises(FitError, match='performance_report needs executor="dask"'):
         check_executor_options("threads", performance_report=str(path))

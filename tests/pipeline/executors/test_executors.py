@@ -286,6 +286,31 @@ def test_others_get_the_tasks_and_results_of_a_frozen_worker(three_workers, capl
     assert processes[frozen] not in three_workers.run(os.getpid).values()
 
 
+@pytest.mark.matrix
+def test_others_get_the_tasks_of_a_worker_that_hangs(three_workers, tmp_path, caplog) -> None:
+    """Those that only take long, such as imports by new workers, are not taken again and again."""
+    three_workers.wait_for_workers(3, timeout=600)
+    executor = DaskExecutor(three_workers, task_timeout=1)
+    hang = partial(wait_at_first, str(tmp_path))
+    assert list(executor.map(hang, [[66], [1], [2]])) == ["66", "1", "2"]
+    assert "has finished no task for 1 s. Others compute its tasks." in caplog.text
+    three_workers.wait_for_workers(3, timeout=600)
+
+
+@pytest.mark.matrix
+def test_tasks_that_are_only_long_are_left_alone(three_workers, caplog, monkeypatch) -> None:
+    """Short tasks of an earlier run say nothing about them."""
+    monkeypatch.setattr("pipeline.executors.dask_monitor._MIN_TASK_SECONDS", 0.3)
+    for module in ("dask", "dask_monitor"):
+        monkeypatch.setattr(f"pipeline.executors.{module}._POLL_SECONDS", 0.1)
+    three_workers.wait_for_workers(3, timeout=600)
+    assert list(DaskExecutor(three_workers).map(abs, range(6))) == [*range(6)]  # imports are slow
+    executor = DaskExecutor(three_workers)
+    assert list(executor.map(time.sleep, [0.2] * 6)) == [None] * 6
+    assert list(executor.map(time.sleep, [5.0] * 3)) == [None] * 3
+    assert "has finished no task" not in caplog.text
+
+
 def write_slowly(items: Sequence[int]) -> str:
     time.sleep(0.02)
     return write_span(items)
