@@ -57,7 +57,7 @@ expected number of rows; with groups, also its size in each.
 
 `--what levels`: the probabilities of levels and categories in the classes of a bernoulli-mixture,
 one line per feature and level, with standard errors. For latent-trait with `items=nominal`, their
-slopes (`weights`) and `offsets`, which are 0 for the first level of a feature.
+slopes (`weights`) and `offsets`, which are 0 for a feature's first level in use.
 
 `--what contrasts`: how the classes of a bernoulli-mixture differ, one line per feature, level and
 pair of classes: the difference of their probabilities, or means, with standard error, z and p.

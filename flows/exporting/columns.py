@@ -5,13 +5,15 @@ Reports need these but no tables, so this file does not import pyarrow.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.features import find_nominal, read_features
+from pipeline.data.features import Feature, find_nominal, read_features
+from pipeline.models.latent_trait.design import UNUSED_LOG_ODDS
 from pipeline.models.loading_pattern import read_trait_names
 from pipeline.params import DimensionLabels, label_positions
 from storage.artifacts.artifacts import Artifact
@@ -126,7 +128,7 @@ def read_level_columns(
 ) -> tuple[list[tuple[str, str]], list[ParameterColumn]]:
     """Read the probabilities of levels in each class of a mixture, (n_levels,) each.
 
-    Nominal items have slopes and offsets instead, which are 0 for the first level.
+    Nominal items have slopes and offsets instead, which are 0 for the first level that rows have.
 
     Returns names of feature and level, and the columns; both are empty without such parameters.
     Binary features have only the level that means 1.
@@ -137,13 +139,19 @@ def read_level_columns(
     columns: list[ParameterColumn] = []
     if "level_weights" in artifact:
         is_first = np.array([level == feature.levels[0] for feature, level in names])
+        unused = _find_unused_references(names, artifact["level_offsets"].reshape(-1))
         for array in _OF_CATEGORIES:
             found = {}
             for key, name in (("values", array), (_ERROR, f"{array}_{_ERROR}")):
                 if name in artifact:
                     found[key] = np.zeros(len(names))
                     found[key][~is_first] = artifact[name].reshape(-1)
-                    found[key] = found[key][shown]
+            for own, reference in unused:
+                if array == "level_offsets":
+                    found["values"][own] -= UNUSED_LOG_ODDS
+                if _ERROR in found:
+                    found[_ERROR][own.start], found[_ERROR][reference] = np.nan, 0.0
+            found = {key: values[shown] for key, values in found.items()}
             columns.append(ParameterColumn(array.removeprefix("level_"), "", **found))
     elif "level_probabilities" in artifact:
         array = "level_probabilities"
@@ -155,6 +163,24 @@ def read_level_columns(
             for k, own in enumerate(values)
         ]
     return [(names[k][0].name, names[k][1]) for k in shown] if columns else [], columns
+
+
+def _find_unused_references(
+    names: Sequence[tuple[Feature, str]], offsets: Array
+) -> list[tuple[slice, int]]:
+    """Return the levels of each nominal feature whose first level no row has, and the first in use.
+
+    `offsets` are those of the other levels, (n_planes,): that of the first in use is
+    `UNUSED_LOG_ODDS`.
+    """
+    found, first, plane = [], 0, 0
+    for feature, own in groupby(names, key=lambda name: name[0]):
+        n_levels = len([*own])
+        is_first = offsets[plane : plane + n_levels - 1] == UNUSED_LOG_ODDS
+        if feature.kind == "nominal" and is_first.any():
+            found.append((slice(first, first + n_levels), first + 1 + int(np.argmax(is_first))))
+        first, plane = first + n_levels, plane + n_levels - 1
+    return found
 
 
 def _spread_parts(values: Array, sizes: NDArray[np.int64]) -> Array:

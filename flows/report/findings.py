@@ -27,6 +27,7 @@ from pipeline.errors import format_share
 from pipeline.evaluation.calibration import ShareComparison
 from pipeline.learning.convergence import describe_ending
 from pipeline.models.latent_trait.fit_warnings import find_reversed_items
+from pipeline.models.loading_pattern import read_trait_names
 from pipeline.models.registry import read_vocabulary
 from pipeline.models.vocabulary import Vocabulary, format_count
 from storage.artifacts.artifacts import Artifact
@@ -63,6 +64,8 @@ def summarize_findings(
     words, statistics = read_vocabulary(artifact.manifest), _get_fit_statistics(artifact)
     units = iter_unit_sentences(causes, fitted.feature_names, _MAX_FEATURES) if causes else ()
     indeterminacy = fitted.model.indeterminacy
+    if read_trait_names(artifact.manifest):  # a pattern fixes the axes
+        indeterminacy = f"the signs of {words.components}, which are such that slopes are positive"
     topics = {
         "Positions": _iter_path_sentences(artifact),
         f"{words.features} to check".capitalize(): _iter_item_sentences(artifact, words),

@@ -66,6 +66,7 @@ def test_a_pattern_is_read_from_files_and_frames(cli, tmp_path, rows) -> None:
     report = fitted.report()
     assert "trait 1" not in report.html
     assert "Want is led by" in " ".join(report.findings)
+    assert "No data determine the signs of traits, which are such" in " ".join(report.findings)
 
 
 def test_a_table_of_scales_is_a_pattern(cli, tmp_path, rows) -> None:

@@ -20,8 +20,8 @@ guessing and slipping, of each item or of all.
 
 A level that no row has leaves its parameters without an estimate. They are tied to those of its
 neighbours so that the level is improbable: as near as `_GAP` to the next threshold of a graded
-item, and `_LOG_ODDS` nats below its neighbours in other items. All ties stay true if the mean and
-scale of the traits change.
+item, and `UNUSED_LOG_ODDS` nats below its neighbours in other items. All ties stay true if the mean
+and scale of the traits change.
 
 Known weights and offsets are constants, in v₀.
 """
@@ -44,7 +44,7 @@ from pipeline.numerics.logistic.categories.curves import count_item_levels, iter
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-_GAP, _LOG_ODDS = 1e-8, 18.0
+_GAP, UNUSED_LOG_ODDS = 1e-8, 18.0
 _TIED_SHARE = 1e-6
 Form = dict[Hashable, float]
 """Coefficients of parameters, by their keys; that of the constant has the key `_CONSTANT`."""
@@ -379,9 +379,9 @@ def _list_thresholds(present: Sequence[int], m: int, item: int) -> list[Form]:
     offsets: list[Form] = []
     for j in range(1, m + 1):
         if j <= first:
-            key, shift = present[1], _LOG_ODDS + (first - j) * _GAP
+            key, shift = present[1], UNUSED_LOG_ODDS + (first - j) * _GAP
         elif j > last:
-            key, shift = last, -_LOG_ODDS - (j - last) * _GAP
+            key, shift = last, -UNUSED_LOG_ODDS - (j - last) * _GAP
         else:
             key = min(level for level in present if level >= j)
             shift = (key - j) * _GAP
@@ -405,12 +405,12 @@ def _list_baseline_forms(
     if first > 0:
         # The lowest level is not in the data: the first that is takes its part.
         if is_nominal:
-            weights[first], offsets[first] = {}, {_CONSTANT: _LOG_ODDS}
+            weights[first], offsets[first] = {}, {_CONSTANT: UNUSED_LOG_ODDS}
         else:
             share = first / present[1]
             offsets[first] = {
                 ("offset", item, present[1]): share,
-                _CONSTANT: _LOG_ODDS * (1 - share),
+                _CONSTANT: UNUSED_LOG_ODDS * (1 - share),
             }
     known = sorted({0, *present})
     for j in sorted({*range(m + 1)} - {*known}):
@@ -421,7 +421,7 @@ def _list_baseline_forms(
             low = max(level for level in known if level < j)
             high = min(level for level in known if level > j)
             parts = [(low, (high - j) / (high - low)), (high, (j - low) / (high - low))]
-        offsets[j] = _combine(offsets, parts, -_LOG_ODDS)
+        offsets[j] = _combine(offsets, parts, -UNUSED_LOG_ODDS)
         if is_nominal:
             weights[j] = _combine(weights, parts)
     return [weights[j] for j in range(1, m + 1)], [offsets[j] for j in range(1, m + 1)]
@@ -430,7 +430,7 @@ def _list_baseline_forms(
 def _list_common_steps(present: Sequence[int], m: int) -> list[Form]:
     """Return τ_j of all levels, given those in the data of items with as many levels."""
     first, last = present[0], present[-1]
-    base = _LOG_ODDS if first > 0 else 0.0
+    base = UNUSED_LOG_ODDS if first > 0 else 0.0
     steps: dict[int, Form] = {0: {}}
     for j in present:
         if j > 0:
@@ -439,12 +439,12 @@ def _list_common_steps(present: Sequence[int], m: int) -> list[Form]:
     known = sorted({0, *present})
     for j in sorted({*range(m + 1)} - {*known}):
         if j > last:
-            steps[j] = _combine(steps, [(last, 1.0)], -_LOG_ODDS)
+            steps[j] = _combine(steps, [(last, 1.0)], -UNUSED_LOG_ODDS)
         else:
             low = max(level for level in known if level < j)
             high = min(level for level in known if level > j)
             parts = [(low, (high - j) / (high - low)), (high, (j - low) / (high - low))]
-            steps[j] = _combine(steps, parts, -_LOG_ODDS)
+            steps[j] = _combine(steps, parts, -UNUSED_LOG_ODDS)
     return [steps[j] for j in range(m + 1)]
 
 

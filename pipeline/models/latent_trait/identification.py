@@ -58,7 +58,7 @@ def check_identification(
         if len(items) == 1:
             raise _refuse(
                 f"only {items[0]} loads on the trait {pattern.traits[k]!r}, which cannot be "
-                "estimated. Write 1 for other items too, or leave out the column."
+                "estimated. Let other items load on it too, or leave it out."
             )
         if len(items) < _MIN_ITEMS:
             raise _refuse(

@@ -1311,7 +1311,8 @@ class LatentTrait(Model):
         if float(state.working.get("stretch", 1.0)) > 1:
             tol = max(tol, _STRETCHED_TOL)
         # Slopes that run away have no maximum to reach, and ever finer nodes.
-        runs_away = "by_sites" in state.working and state.auxiliary["diverging"].size > 0
+        may_run_away = "by_sites" in state.working or self.items == "nominal"
+        runs_away = may_run_away and state.auxiliary["diverging"].size > 0
         enough = _REFINING_PASSES if "coarse" in state.working or runs_away else math.inf
         weight = float(state.auxiliary.get("weight", 1))
         return ObjectiveCriterion(self.max_iter, tol, weight, enough)

@@ -36,6 +36,7 @@ Indices = NDArray[np.int64]
 _MAX_STEPS, _MAX_HALVINGS = 4, 20
 _MIN_RANGE = 1e-3  # of a curve with asymptotes: 1 − s − g
 _MAX_LENGTH = 50.0  # of the weights of an item; on nodes, longer ones are steps
+_MAX_SLOPE = 22.0  # of baseline forms; beyond `stages.MAX_SLOPE`, no lattice resolves them
 _MAX_CHANGE = 1.0  # of a form, in a step by a quadratic function
 _LONGEST_STEP = 1e100  # so that its length does not overflow
 _MIN_STEP = 1e-5  # shorter steps end the M-step; the next pass goes on
@@ -145,6 +146,8 @@ def take_level_steps(
         return np.asarray(of_items - np.bincount(set_of_parameter, penalty, n_sets))
 
     limit = np.full(design.n_free, np.inf)
+    if not groups[0].items.is_cumulative:
+        limit[design.is_slope] = _MAX_SLOPE
     if design.has_asymptotes:
         for name in ("guessing", "slipping"):
             limit[design.find_offsets(name)] = MAX_LOGIT
@@ -154,6 +157,7 @@ def take_level_steps(
         own_gradient, own_curvature = differentiate_log_prior(free, priors)
         curvature = prior + np.maximum(own_curvature, 0.0)
         step = _solve_for_step(design, move(free), own_gradient - prior * free, curvature)
+        step = _limit_step(step)
         scale = np.ones(n_sets)
         for _ in range(_MAX_HALVINGS):
             moved = np.clip(free + scale[set_of_parameter] * step, -limit, limit)
@@ -172,6 +176,11 @@ def take_level_steps(
         length = np.linalg.norm(forms[:, :-1], axis=1, keepdims=True)
         free = (forms * (_MAX_LENGTH / np.maximum(length, _MAX_LENGTH))).ravel()
     return design.fill(free)
+
+
+def _limit_step(step: Array) -> Array:
+    """Return a step whose length does not overflow, and which is 0 without curvature."""
+    return np.clip(np.nan_to_num(step), -_LONGEST_STEP, _LONGEST_STEP)
 
 
 def _expect_with_asymptotes(eta: Array, asymptotes: Asymptotes, sums: LevelSums) -> Array:
@@ -223,8 +232,8 @@ def _solve_quadratic(
     design: LevelDesign, groups: Sequence[ItemGroup], free: Array, prior: Array
 ) -> Array:
     """Return the step to the maximum of a quadratic function, shortened where it is long."""
-    step, width = _solve_for_step(design, groups, -prior * free, prior), design.n_components + 1
-    step = np.clip(np.nan_to_num(step), -_LONGEST_STEP, _LONGEST_STEP)  # without curvature
+    step = _limit_step(_solve_for_step(design, groups, -prior * free, prior))
+    width = design.n_components + 1
     n_sets, set_of_item, set_of_parameter = design.independent_sets
     change = np.linalg.norm((design.matrix @ step).reshape(-1, width), axis=1)
     scale = np.ones(n_sets)

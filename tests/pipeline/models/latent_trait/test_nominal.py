@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ from numpy.typing import NDArray
 from scipy.special import log_softmax, logsumexp
 
 import latentbits as lb
+from flows.exporting.columns import read_level_columns
 from pipeline.errors import FitError
+from storage.artifacts.artifacts import load_artifact
 
 Floats = NDArray[np.float64]
 
@@ -150,3 +153,33 @@ def test_other_curves_refuse_nominal_features_by_name(frame: pd.DataFrame) -> No
     )
     with pytest.raises(FitError, match=message):
         fit(frame, CATEGORIES, items="graded", components=2)
+
+
+def test_a_copy_of_an_item_ends_with_a_warning() -> None:
+    """Its slopes diverge: before they were bounded, forms overflowed, or the fit took minutes."""
+    frame = draw_answers(200)[[*NAMES]]
+    frame["copy"] = frame["q0"]
+    data = lb.from_dataframe(frame, nominal=dict.fromkeys(frame, CATEGORIES))
+    settings = {**SETTINGS, "tol": 1e-4, "errors": "none", "max_iter": 12}
+    fitted = lb.fit(data, "latent-trait", **settings)
+    (text,) = (text for text in fitted.warnings if "weights diverge" in text)
+    assert "'q0', 'copy'" in text
+    assert np.isfinite(fitted.objective)
+    assert 20 < np.abs(fitted.params.items.level_weights).max() < 100
+
+
+def test_a_first_category_without_rows_is_not_the_reference_of_tables(tmp_path: Path) -> None:
+    frame, table = draw_answers(200), {}
+    for order in (CATEGORIES, ["fax", *CATEGORIES]):
+        fitted = fit(frame, order, tol=1e-6)
+        fitted.save(tmp_path / order[0])
+        names, columns = read_level_columns(load_artifact(tmp_path / order[0]))
+        values = np.column_stack([own.values for own in columns])
+        assert np.isnan(columns[0].error).sum() == (order[0] == "fax") * 3
+        table[order[0]] = dict(zip(names, values.tolist(), strict=True))
+    assert table["fax"].pop(("q0", "fax")) == [0.0, -18.0]
+    for name in NAMES[1:]:
+        del table["fax"][(name, "fax")]
+    assert table["fax"].keys() == table["tv"].keys()
+    for key, own in table["tv"].items():
+        np.testing.assert_allclose(table["fax"][key], own, atol=0.02)
