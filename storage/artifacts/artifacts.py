@@ -423,9 +423,11 @@ class RunFolder:
         """Return whether a work folder has no record, or that of another state of the dataset."""
         try:
             record = json.loads((folder / _DATASET_RECORD).read_text(encoding="utf-8"))
+            path, digest = record["path"], record["digest"]
         except FileNotFoundError:  # a fit was killed before it began, or after it had ended
             return True
-        path, digest = record["path"], record["digest"]
+        except (ValueError, KeyError, TypeError):  # damaged; it may be of another dataset
+            return False
         return bool(path == self.dataset and digest != self.dataset_digest)
 
     def has_states(self) -> bool:

@@ -371,6 +371,15 @@ def test_work_of_a_process_that_died_is_kept(folder):
             assert run.has_states() == dies
 
 
+@pytest.mark.parametrize("record", ["", "[]", "{}"])
+def test_a_damaged_record_of_other_work_holds_up_no_fit(tmp_path, record):
+    other = RunFolder(tmp_path, "model", "fedcba9876543210").work_folder
+    other.mkdir(parents=True)
+    (other / "dataset.json").write_text(record)
+    with RunFolder(tmp_path, "model", "0123456789abcdef").claim_work(resume=False):
+        assert other.is_dir()
+
+
 def test_paths_in_stores_have_leases_in_stores(s3):
     folder = parse_path(f"{s3}/d")
     with lock_folder(folder):
