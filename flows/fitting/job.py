@@ -49,7 +49,6 @@ from pipeline.statistics.sums import Statistics
 from storage.artifacts.artifacts import RunFolder
 from storage.artifacts.retention import RetentionRule, parse_retention_rule
 from storage.dataset.dataset import MAX_BYTES_AHEAD, BinaryDataset
-from storage.errors import DataError
 from storage.quoting import split_quoted, unquote
 from storage.sources.base import choose_features
 from storage.sources.value_codes import ReadOptions
@@ -273,8 +272,11 @@ def _load_truth(model: Model, dataset: BinaryDataset) -> NDArray[np.float64]:
     return truth
 
 
-def _load_initial_fit(model: Model, runs: AnyPath) -> LoadedModel:
-    """Load the latest fit in the folder of runs, and check that it is of the same model."""
+def _load_initial_fit(model: Model, runs: AnyPath) -> LoadedModel | None:
+    """Load the latest fit in the folder of runs, and check that it is of the same model.
+
+    The first fit has none: a scheduled one always starts from the latest.
+    """
     if not isinstance(model, CanWarmStart):
         names = sorted(n for n, kind in find_models().items() if issubclass(kind, CanWarmStart))
         raise FitError(
@@ -282,9 +284,8 @@ def _load_initial_fit(model: Model, runs: AnyPath) -> LoadedModel:
             "Leave out {warm_start}."
         )
     if not (runs / LATEST_NAME).is_file():
-        raise DataError(
-            f"{runs} contains no latest artifact to start from. Fit once without {{warm_start}}."
-        )
+        log.warning("warning: the fit starts anew, because %s contains no latest artifact", runs)
+        return None
     latest = load_fitted_model(runs)
     if latest.model.name != model.name:
         raise FitError(
