@@ -101,8 +101,8 @@ def main(
 ) -> None:
     """Print a table of the fits, or one JSON object."""
     if yes and prune is None:
-        raise FitError("{yes} deletes what {prune} lists. Add {prune}, such as keep=30,days=90.")
-    rule = None if prune is None else parse_retention_rule(prune, "prune")
+        raise FitError("--yes deletes what --prune lists. Add --prune, such as keep=30,days=90.")
+    rule = None if prune is None else parse_retention_rule(prune, "--prune")
     path = parse_path(folder)
     if not path.is_dir():
         raise DataError(f"{folder}: there is no such folder of runs. Fit a model first.")

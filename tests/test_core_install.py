@@ -32,9 +32,10 @@ hidden, modules, commands = json.load(sys.stdin)
 find = PathFinder.find_spec
 PathFinder.find_spec = lambda name, *rest: None if name in hidden else find(name, *rest)
 os.environ["PREFECT_API_URL"] = "http://127.0.0.1:9/api"
+from flows.fitting.options import FitOptions
 from flows.running.flow import run_flow
 with redirect_stderr(StringIO()) as err:
-    assert run_flow("fit", None, lambda: {"done": 1}) == {"done": 1}
+    assert run_flow("fit", FitOptions("d.zarr"), lambda: {"done": 1}) == {"done": 1}
 results = [(0, err.getvalue(), [])]
 del os.environ["PREFECT_API_URL"]
 for name, *words in commands:

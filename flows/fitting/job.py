@@ -145,7 +145,7 @@ def prepare_fit(options: FitOptions) -> FitPlan:
     check_seed(options.seed)
     retention = None
     if options.runs_to_keep is not None:
-        retention = parse_retention_rule(options.runs_to_keep, "runs_to_keep")
+        retention = parse_retention_rule(options.runs_to_keep, "{runs_to_keep}")
     if options.memory is not None:
         find_memory_limit(options.memory)
     dataset = open_dataset_or_example(options.dataset)

@@ -76,15 +76,16 @@ class Removal(NamedTuple):
 def parse_retention_rule(text: str, option: str) -> RetentionRule:
     """Parse a rule such as `keep=30,days=90`; the newest fit is always kept.
 
+    Errors call it by the name of the option, which for `--prune` is also that of a setting.
+
     Raises `DataError` if the text is none.
     """
     parts = [_RULE.fullmatch(part.strip()) for part in text.split(",")]
     values = {part[1]: int(part[2]) for part in parts if part is not None}
     if None in parts or len(values) < len(parts) or values.get("keep") == 0:
         raise DataError(
-            f"{{{option}}} is {text!r}. Write keep=30,days=90 to keep the newest 30 fits and those "
-            "of the last 90 days, or one of the two.",
-            parameter=option,
+            f"{option} is {text!r}. Write keep=30,days=90 to keep the newest 30 fits and those "
+            "of the last 90 days, or one of the two."
         )
     return RetentionRule(values.get("keep", 1), values.get("days", 0))
 

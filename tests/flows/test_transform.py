@@ -460,7 +460,7 @@ def test_an_artifact_with_unknown_settings_or_arrays(refused, artifact, tmp_path
         artifact("clipped-pca"), tmp_path / "b", model="latent-trait", hyperparameters={}
     )
     assert "version of latent-trait, whose arrays differ" in (message := refused(artifact=other))
-    assert "loadings" in message
+    assert "eigenvalues" in message
     assert "weights" in message
 
 

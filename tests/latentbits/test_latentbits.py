@@ -207,7 +207,7 @@ def test_missing_values_are_masked_and_packed_as_zeros(values: Any) -> None:
     assert found.chunks[0].observed.ravel().tolist() == [0b001, 0b110]
 
 
-@pytest.mark.parametrize("bad", [2, -1, 0.5, np.inf, "1", "y", 1j])
+@pytest.mark.parametrize("bad", [2, -1, 0.5, np.inf, "2", "y", 1j])
 @pytest.mark.parametrize("dtype", [None, object])
 def test_what_is_no_bit_is_refused_with_its_place(bad: Any, dtype: Any) -> None:
     values = np.array([[0, 1], [1, bad]], object)

@@ -92,7 +92,7 @@ def test_threads_get_the_bytes_of_one(X: np.ndarray, model: str) -> None:
         ({"call": 1}, "The fit has no feature 'call'. Did you mean 'call"),
         ({1: 1}, "The fit has no feature '1'."),
         ({"call 1": 2}, "column 'call 1': the value is 2, not 0, 1, True, False or missing."),
-        ({"call 1": "1"}, "the value is '1', not 0, 1"),
+        ({"call 1": "2"}, "the value is '2', not 0, 1"),
         ({"call 1": [1]}, r"the value is \[1\], not 0, 1"),
         ({"call 1": 10**400}, "the value is 1000.*…, not 0, 1"),
         ({}, "has no observed value"),

@@ -264,6 +264,7 @@ def artifact(tmp_path: Path) -> Path:
     }
     manifest = {
         "model": "clipped-pca",
+        "hyperparameters": {},
         "dataset": {"path": "d.zarr", "digest": "0", "n_rows": 9, "n_chunks": 1},
         "feature_names": [f"f{i}" for i in range(6)],
     }
