@@ -207,7 +207,8 @@ def _shorten_name(name: str) -> str:
 def list_trait_names(manifest: Mapping[str, Any]) -> dict[str, list[str]]:
     """List the names of the traits of a loading pattern by the name of their dimension."""
     pattern = manifest.get("pattern")
-    return {} if pattern is None else {"component": list(pattern["traits"])}
+    traits = pattern.get("traits") if isinstance(pattern, Mapping) else None
+    return {"component": [*map(str, traits)]} if isinstance(traits, list | tuple) else {}
 
 
 NamedVariables = Mapping[str, tuple[tuple[str, ...], Any]]

@@ -25,7 +25,8 @@ from storage.stores.object_store import (
 )
 
 if TYPE_CHECKING:
-    from zarr.core.buffer import Buffer
+    from zarr.abc.store import ByteRequest
+    from zarr.core.buffer import Buffer, BufferPrototype
 
 FORMAT_MARK = "zarr.json"
 """Object or file that states the format of a folder: written first and deleted last."""
@@ -295,7 +296,12 @@ class ObjectPath:
 
 
 class _ZarrStore(ObjectStore[Any]):
-    """A store whose writes are repeated if the connection is lost within an answer."""
+    """A store whose requests are repeated if the connection is lost within an answer."""
+
+    async def get(
+        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        return await repeat_broken_async(super().get, key, prototype, byte_range)
 
     async def set(self, key: str, value: Buffer) -> None:
         await repeat_broken_async(super().set, key, value)

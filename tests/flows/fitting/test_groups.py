@@ -299,7 +299,7 @@ def test_kept_counts_are_those_of_the_column(cli, monkeypatch: pytest.MonkeyPatc
     # The latest fit before had the same groups only once.
     assert drifts[0]["rows_new"] == len(X) - n_first
     assert drifts[0]["new_segments"] == ["moon"]
-    assert drifts[1:] == [None, None]
+    assert all("had other rows or groups" in drift["note"] for drift in drifts[1:])
 
 
 MIXTURE = ("--model", "bernoulli-mixture", "--components", 2, *SITE, "--split", "all", "--json")
