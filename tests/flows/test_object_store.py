@@ -139,7 +139,7 @@ def kill_fit_in_a_pass(arguments: list[str], runs: ObjectPath) -> None:
 
 @pytest.mark.matrix
 def test_failing_requests_lose_nothing(cli, faulty_bucket, faulty, source):
-    faulty.fault = fail_at_random(7, 0.05, THROTTLED, BEFORE, BROKEN, AFTER, MIDWAY)
+    faulty.fault = fail_at_random(7, 0.2, THROTTLED, BEFORE, BROKEN, AFTER, MIDWAY)
     faulty.delay = 0.02
     found = []
     for root in ("local", faulty_bucket):

@@ -299,6 +299,7 @@ def test_kept_counts_are_those_of_the_column(cli, monkeypatch: pytest.MonkeyPatc
     # The latest fit before had the same groups only once.
     assert drifts[0]["rows_new"] == len(X) - n_first
     assert drifts[0]["new_segments"] == ["moon"]
+    assert [{*drift} for drift in drifts[1:]] == [{"note"}, {"note"}]
     assert all("had other rows or groups" in drift["note"] for drift in drifts[1:])
 
 

@@ -122,8 +122,11 @@ def check_report(report: Report) -> str:
             assert {*facts.get(fitted.model.vocabulary.feature, ())} <= names
     table = make_parameter_table(fitted.artifact, report.correlations)
     if table is not None:
-        listed = [name for name, _ in table.rows]  # those of a pattern are sorted by its traits
-        assert sorted(listed) == sorted(fitted.feature_names)
+        order = list(range(len(fitted.feature_names)))
+        if "communality" in fitted.artifact:  # by the factor with the largest loading
+            sizes = np.abs(fitted.artifact["loadings"])
+            order.sort(key=lambda i: (int(sizes[i].argmax()), -float(sizes[i].max())))
+        assert [name for name, _ in table.rows] == [fitted.feature_names[i] for i in order]
     return text
 
 
