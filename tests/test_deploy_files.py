@@ -220,7 +220,7 @@ def manifests() -> dict[tuple[str, str], Any]:
 
 @pytest.mark.matrix
 def test_manifests_follow_the_published_schemas() -> None:
-    """Those of Kubernetes and of the Dask operator, which are in packages of these names."""
+    """Schemas of Kubernetes and of the Dask operator, which are in packages of these names."""
     kubernetes = find_package("kubernetes_validate") / "kubernetes-json-schema"
     operator = find_package("dask_kubernetes") / "operator/deployment/helm"
     newest = max(kubernetes.glob("v*-local-strict"), key=lambda path: int(path.name.split(".")[1]))

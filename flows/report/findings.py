@@ -90,7 +90,7 @@ def summarize_findings(
 
 
 def _iter_path_sentences(artifact: Artifact) -> Iterator[str]:
-    """Say which members moved most, who is highest and lowest, and how much positions change."""
+    """Describe who moved most, who is highest and lowest, and how much positions change."""
     if "member" not in artifact:
         return
     record, changes = artifact.manifest["periods"], find_changes(artifact)

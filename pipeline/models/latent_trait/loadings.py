@@ -70,7 +70,7 @@ def join_derivatives(
     Parameters
     ----------
     derivatives
-        Those of `differentiate_loadings`.
+        Derivatives from `differentiate_loadings`.
     to_weights, deviations
         Derivatives of slopes, (n_features q, n), and of the logarithms of deviations,
         (n_continuous, n), by the parameters of the items, which come first.

@@ -51,7 +51,7 @@ def compute_pattern_fit(
     Parameters
     ----------
     sums
-        Those of `count_pairs` over all rows.
+        Results of `count_pairs`, summed over all rows.
     params
         Parameters of binary or graded items, from which the fit starts.
     numbers

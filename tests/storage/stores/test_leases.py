@@ -93,12 +93,12 @@ def shared_folder(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return parse_path(f"{request.getfixturevalue('s3')}/data/d.zarr")
 
 
-def lease_of(folder: Any) -> Any:
+def get_lease(folder: Any) -> Any:
     return folder.with_name(f".{folder.name}.lock")
 
 
 def read_lease(folder: Any) -> dict[str, Any]:
-    return json.loads(lease_of(folder).read_bytes())
+    return json.loads(get_lease(folder).read_bytes())
 
 
 def refuse(folder: Any) -> str:
@@ -127,11 +127,11 @@ def test_a_lock_has_one_holder_and_ends_with_its_process(tmp_path: Path) -> None
 
 def test_a_lease_is_next_to_the_folder_and_goes(folder):
     with lock_folder(folder) as lease:
-        assert lease_of(folder).is_file()
+        assert get_lease(folder).is_file()
         assert not lease.took_over
         with lock_folder(folder / "within"), lock_folder(folder.with_name("beside.zarr")):
             check_leases()
-    assert not lease_of(folder).exists()
+    assert not get_lease(folder).exists()
 
 
 def test_a_locked_folder_may_be_replaced(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_process_that_was_killed_here_is_followed_at_once(shared_folder):
             assert time.monotonic() < deadline
         with lock_folder(shared_folder) as lease:
             assert lease.took_over
-    assert not lease_of(shared_folder).exists()
+    assert not get_lease(shared_folder).exists()
 
 
 def test_a_process_number_that_came_again_is_not_the_holder(folder):
@@ -212,7 +212,7 @@ def hold_here(folder: Any, **changes: Any) -> None:
     """Leave a lease of this process, with changes, as a holder that died does."""
     with lock_folder(folder):
         content = read_lease(folder)
-    lease_of(folder).write_bytes(json.dumps({**content, **changes}).encode())
+    get_lease(folder).write_bytes(json.dumps({**content, **changes}).encode())
 
 
 def test_a_holder_that_was_suspended_too_long_completes_nothing(shared_folder, monkeypatch):
@@ -229,7 +229,7 @@ def test_a_holder_that_was_suspended_too_long_completes_nothing(shared_folder, m
             check_leases()
     assert isinstance(error, LeaseLostError)
     assert str(error).startswith(f"{shared_folder}: this process was suspended or cut off for more")
-    assert not lease_of(shared_folder).exists()
+    assert not get_lease(shared_folder).exists()
 
 
 def test_a_process_that_is_busy_keeps_its_lease(folder, monkeypatch):
@@ -263,7 +263,7 @@ def test_another_machine_that_renews_is_seen_to_live(folder, monkeypatch):
 def test_a_damaged_lease_ends_by_its_age(folder, monkeypatch, content):
     monkeypatch.setattr(leases, "LEASE_SECONDS", 0.1)
     folder.parent.mkdir(parents=True)
-    lease_of(folder).write_bytes(content)
+    get_lease(folder).write_bytes(content)
     with lock_folder(folder) as lease:
         assert lease.took_over
 
@@ -277,19 +277,19 @@ def test_a_lease_is_renewed_for_as_long_as_its_holder_lives(folder, monkeypatch)
             times.add(read_lease(folder)["renewed"])
         with keep_leases():
             pass
-    assert not lease_of(folder).exists()
+    assert not get_lease(folder).exists()
 
 
 @pytest.mark.parametrize("error", [None, OSError("gone"), KeyError("bug")])
 def test_a_lost_lease_is_told_at_the_end(folder, error):
     expected = KeyError if isinstance(error, KeyError) else LeaseLostError
     with pytest.raises(expected), lock_folder(folder):  # noqa: PT012
-        lease_of(folder).write_bytes(b"another's")
+        get_lease(folder).write_bytes(b"another's")
         with pytest.raises(LeaseLostError), keep_leases():
             pytest.fail("another process has the lease")
         if error is not None:
             raise error
-    assert lease_of(folder).read_bytes() == b"another's"  # left to its owner
+    assert get_lease(folder).read_bytes() == b"another's"  # left to its owner
 
 
 def test_of_many_processes_one_takes_over(tmp_path):
@@ -364,9 +364,9 @@ def test_work_of_a_process_that_died_is_kept(folder):
         with run.claim_work(resume=False):
             run.states_folder.mkdir(parents=True, exist_ok=True)
             (run.states_folder / "1").write_bytes(b"")
-            lease = lease_of(run.work_folder).read_bytes()
+            lease = get_lease(run.work_folder).read_bytes()
         if dies:
-            lease_of(run.work_folder).write_bytes(lease.replace(b'"pid": ', b'"pid": 99999'))
+            get_lease(run.work_folder).write_bytes(lease.replace(b'"pid": ', b'"pid": 99999'))
         with run.claim_work(resume=False):
             assert run.has_states() == dies
 
@@ -383,5 +383,5 @@ def test_a_damaged_record_of_other_work_holds_up_no_fit(tmp_path, record):
 def test_paths_in_stores_have_leases_in_stores(s3):
     folder = parse_path(f"{s3}/d")
     with lock_folder(folder):
-        assert isinstance(lease_of(folder), ObjectPath)
+        assert isinstance(get_lease(folder), ObjectPath)
         assert [path.name for path in folder.parent.iterdir()] == [".d.lock"]
