@@ -15,11 +15,11 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -100,20 +100,34 @@ class Cluster:
     stack: ExitStack = field(default_factory=ExitStack)
     address: str = ""
     workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _log: IO[bytes] | int = subprocess.DEVNULL
 
     def complete(self) -> None:
-        """Start what is not there."""
-        if not self.address or not _answers(self.address):
-            self.stack.close()
-            self.workers.clear()
-            shutil.rmtree(self.folder, ignore_errors=True)
-            self.folder.mkdir()
-            self.address = self.stack.enter_context(start_scheduler(self.folder))
-        self.workers = [process for process in self.workers if process.poll() is None]
-        while len(self.workers) < 2:
-            self.workers.append(self.stack.enter_context(start_worker(self.address)))
-        with Client(self.address, set_as_default=False) as client:
-            client.wait_for_workers(2, timeout=600)
+        """Start what is not there, or everything anew if that does not help."""
+        for seconds in (60, 480):
+            if not self.address or not _answers(self.address):
+                self._start_scheduler()
+            self.workers = [process for process in self.workers if process.poll() is None]
+            while len(self.workers) < 2:
+                worker = start_worker(self.address, log=self._log)
+                self.workers.append(self.stack.enter_context(worker))
+            with Client(self.address, set_as_default=False) as client, suppress(TimeoutError):
+                return client.wait_for_workers(2, timeout=seconds)
+            self.address = ""
+        pytest.fail(self.describe("two workers were started, but did not come"))
+
+    def _start_scheduler(self) -> None:
+        self.stack.close()
+        self.workers.clear()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
+        self._log = self.stack.enter_context((self.folder / "log").open("ab"))
+        self.address = self.stack.enter_context(start_scheduler(self.folder, log=self._log))
+
+    def describe(self, problem: str) -> str:
+        """Return a problem with what the scheduler and the workers said last."""
+        lines = (self.folder / "log").read_text(errors="replace").splitlines()
+        return "\n".join([problem, *lines[-60:]])
 
     @contextmanager
     def trapped(self, stage: str, act: Callable[[], object]) -> Iterator[Client]:
@@ -239,7 +253,8 @@ def test_a_worker_is_killed(work, cluster, stage, model):
     cell = work(stage, model)
     kill = partial(os.kill, cluster.workers[0].pid, signal.SIGKILL)
     with cluster.trapped(stage, kill), cell.started(cluster) as run:
-        assert run.wait()[0] == 0
+        code, message = run.wait()
+    assert code == 0, cluster.describe(message)
     cell.check()
 
 

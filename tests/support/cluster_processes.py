@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import IO
 
 from flows.running.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, issue_certificates
 
@@ -38,13 +39,15 @@ def _make_dask_options(folder: Path) -> list[str]:
 
 
 @contextmanager
-def run_command(*command: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command for a while, silently."""
+def run_command(
+    *command: str, log: IO[bytes] | int = subprocess.DEVNULL, **environment: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command for a while; what it prints goes to the log, if any."""
     process = subprocess.Popen(
         [sys.executable, "-P", *command],  # what is installed, not what lies in this folder
         env={**os.environ, **environment},
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=log,
         process_group=0,
     )
     try:
@@ -56,14 +59,16 @@ def run_command(*command: str, **environment: str) -> Iterator[subprocess.Popen[
 
 
 @contextmanager
-def start_scheduler(folder: Path, tls: Path | None = None) -> Iterator[str]:
+def start_scheduler(
+    folder: Path, tls: Path | None = None, log: IO[bytes] | int = subprocess.DEVNULL
+) -> Iterator[str]:
     """Start `dask scheduler` on loopback and return its address."""
     file = folder / "scheduler.json"
     loopback = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard"]
     options = [*loopback, "--scheduler-file", str(file), *(_make_dask_options(tls) if tls else [])]
     if tls:
         options += ["--protocol", "tls"]
-    with run_command("-m", "dask", "scheduler", *options) as process:
+    with run_command("-m", "dask", "scheduler", *options, log=log) as process:
         deadline = time.monotonic() + 600
         while not file.exists() or not file.read_text():
             assert process.poll() is None
@@ -74,7 +79,10 @@ def start_scheduler(folder: Path, tls: Path | None = None) -> Iterator[str]:
 
 @contextmanager
 def start_worker(
-    address: str, tls: Path | None = None, **environment: str
+    address: str,
+    tls: Path | None = None,
+    log: IO[bytes] | int = subprocess.DEVNULL,
+    **environment: str,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start `dask worker` with one thread, without waiting for it."""
     options = ["--nthreads", "1", "--no-nanny", "--no-dashboard", "--host", "127.0.0.1"]
@@ -82,5 +90,6 @@ def start_worker(
     # A worker's own folder, first on its path, has a folder `storage`; that must not come before
     # what an editable installation finds in its own way.
     environment = {"PYTHONPATH": str(ROOT), **environment}
-    with run_command("-m", "dask", "worker", address, *options, *files, **environment) as process:
+    command = ["-m", "dask", "worker", address, *options, *files]
+    with run_command(*command, log=log, **environment) as process:
         yield process

@@ -222,14 +222,14 @@ def test_a_pass_ends_if_all_workers_pause(three_workers) -> None:
 
 
 def set_pause_fraction(client: Client, fraction: float, status: str) -> None:
-    """Let workers pause at a fraction of their memory; wait until all have a status."""
-    client.run(_set_pause_fraction, fraction)
-    eventually(
-        lambda: (
-            {w["status"] for w in client.scheduler_info(n_workers=-1)["workers"].values()}
-            == {status}
-        )
-    )
+    """Let workers pause at a fraction of their memory; wait until all three have a status."""
+
+    def have_status() -> bool:
+        client.run(_set_pause_fraction, fraction)  # again, as a worker may just have started
+        workers = client.scheduler_info(n_workers=-1)["workers"].values()
+        return [worker["status"] for worker in workers] == [status] * 3
+
+    eventually(have_status)
 
 
 def _set_pause_fraction(fraction: float, dask_worker: Worker) -> None:
