@@ -25,7 +25,7 @@ from flows.cli.options import (
 from flows.cli.summary import make_table, print_json, print_summary
 from flows.data.datasets import load_fitted_model
 from flows.data.parameter_tables import read_parameter_table
-from flows.query import parse_evidence, split_names
+from flows.query import parse_evidence
 from pipeline.data.matching import find_segment_index
 from pipeline.errors import FitError
 from pipeline.inference.next_items import (
@@ -35,7 +35,7 @@ from pipeline.inference.next_items import (
 )
 from pipeline.inference.query import SEGMENT_REMEDY
 from storage.named_values import collect_values
-from storage.quoting import parse_float
+from storage.quoting import parse_float, split_names
 from storage.stores.locations import parse_path
 
 HELP = """Choose the items to ask next in an adaptive test, given the answers so far.

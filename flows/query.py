@@ -29,7 +29,7 @@ from pipeline.data.matching import find_segment_index
 from pipeline.errors import FitError
 from pipeline.inference.query import SEGMENT_REMEDY, QueryAnswer, answer_query, make_query
 from storage.named_values import collect_values
-from storage.quoting import split_quoted, unquote
+from storage.quoting import split_names, split_quoted, unquote
 from storage.stores.locations import parse_path
 
 HELP = """Compute probabilities of features, given the values of other features.
@@ -97,12 +97,6 @@ def main(
         print_json(_summarize_answer(answer, evidence, segment, target))
     else:
         _print_answer(answer, evidence, segment, target)
-
-
-def split_names(texts: Sequence[str], names: Collection[str]) -> list[str]:
-    """Split texts at commas, except those that are the name of a feature."""
-    parts = (([text] if text in names else map(unquote, split_quoted(text, ","))) for text in texts)
-    return [name for own in parts for name in own]
 
 
 def parse_evidence(texts: Sequence[str], names: Collection[str]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 RAW_OPTIONS = frozenset({"drop", "keep", "missing"})
 """Options whose values are taken as they are."""
@@ -52,9 +52,10 @@ def split_quoted(text: str, mark: str) -> list[str]:
     return parts
 
 
-def split_names(text: str) -> list[str]:
-    """Split names at commas outside of quotes."""
-    return [unquote(name) for name in split_quoted(text, ",")]
+def split_names(texts: Sequence[str], names: Collection[str]) -> list[str]:
+    """Split texts at commas outside of quotes, except those that are a name."""
+    parts = ([text] if text in names else map(unquote, split_quoted(text, ",")) for text in texts)
+    return [name for own in parts for name in own]
 
 
 def split_features(text: str, mark: str) -> tuple[str, str]:

@@ -223,7 +223,7 @@ class RoleOptions(TypedDict, total=False):
         Repeatable,
         Option(
             group=FEATURES,
-            help="Use only these columns as features: a name or a quoted pattern. Repeatable.",
+            help="Use only these columns as features: names, or quoted patterns. Repeatable.",
         ),
         ExampleValue(["vote_*"]),
     ]
@@ -231,7 +231,7 @@ class RoleOptions(TypedDict, total=False):
         Repeatable,
         Option(
             group=FEATURES,
-            help="Leave out these columns: a name or a quoted pattern. Repeatable.",
+            help="Leave out these columns: names, or quoted patterns. Repeatable.",
         ),
         ExampleValue(["comment"]),
     ]

@@ -12,7 +12,6 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
 from glob import has_magic
-from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -427,6 +426,7 @@ def match_feature_names(
     path: str, names: Sequence[str], options: ReadOptions, noun: str = "column"
 ) -> tuple[str, ...]:
     """Return the features that the options select, which may be none."""
+    options = _split_options(options, names)
     included = _match_columns(path, "{features}", options.features, names, options.is_append, noun)
     dropped = _match_columns(path, "{drop}", options.drop, names, options.is_append, noun)
     return tuple(n for n in names if (n in included or not options.features) and n not in dropped)
@@ -440,16 +440,18 @@ def choose_features(
     Texts in the options and in `reverse` are names or patterns, or several with commas between
     them. Raises `DataError` if one matches no feature, or no feature is left.
     """
-    known = {*names}
-
-    def split(texts: Sequence[str]) -> tuple[str, ...]:
-        parts = ([text] if text in known else split_names(text) for text in texts)
-        return tuple(chain.from_iterable(parts))
-
-    options = replace(options, features=split(options.features), drop=split(options.drop))
     selected = select_feature_names(path, names, options, "feature")
-    matches = _match_columns(path, "{reverse}", split(reverse), selected, False, "feature")
+    reversed_names = split_names(reverse, {*names})
+    matches = _match_columns(path, "{reverse}", reversed_names, selected, False, "feature")
     return selected, tuple(name for name in selected if name in matches)
+
+
+def _split_options(options: ReadOptions, names: Sequence[str]) -> ReadOptions:
+    """Return options with one name or pattern per text; a pattern that matches may have commas."""
+    patterns = [text for text in (*options.features, *options.drop) if has_magic(text)]
+    whole = {*names, *(p for p in patterns if any(fnmatchcase(name, p) for name in names))}
+    features, drop = (tuple(split_names(t, whole)) for t in (options.features, options.drop))
+    return replace(options, features=features, drop=drop)
 
 
 def check_map_patterns(path: str, names: Sequence[str], options: ReadOptions) -> None:
@@ -458,7 +460,7 @@ def check_map_patterns(path: str, names: Sequence[str], options: ReadOptions) ->
         own = (m for m in options.maps if m.is_auto or not m.is_continuous)
         maps = [m for m in own if (m.is_auto or bool(m.levels)) == is_level]
         columns = [m.columns for m in maps if m.columns != "*"]
-        if present := _list_present(columns, options):
+        if present := _list_present(columns, _split_options(options, names)):
             _match_columns(path, option, present, names, options.is_append)
 
 
@@ -470,7 +472,7 @@ def _list_present(patterns: Sequence[str], options: ReadOptions) -> list[str]:
 def check_continuous_patterns(path: str, names: Sequence[str], options: ReadOptions) -> None:
     """Raise `DataError` if continuous features do not exist, or their values have codes too."""
     columns = [m.columns for m in options.maps if m.is_continuous and not m.is_auto]
-    present = _list_present(columns, options)
+    present = _list_present(columns, _split_options(options, names))
     continuous = _match_columns(path, "{continuous}", present, names, options.is_append)
     continuous |= {name for name in names for pattern in columns if fnmatchcase(name, pattern)}
     for value_map in options.maps:

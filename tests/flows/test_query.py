@@ -9,8 +9,9 @@ import pandas as pd
 import pytest
 
 import latentbits as lb
-from flows.query import parse_evidence, split_names
+from flows.query import parse_evidence
 from storage.errors import DataError
+from storage.quoting import split_names
 
 NAMES = ["milk", "bread", "butter, salted", "mood"]
 
