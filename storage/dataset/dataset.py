@@ -616,7 +616,11 @@ class BinaryDataset(StorageReprMixin):
         return np.stack([np.bitwise_count(w).sum(axis=1, dtype=np.int64) for w in chunks])
 
     def _read_stored_ones(self) -> NDArray[np.int64]:
-        return read_table(self.path, self.manifest, self.group, "ones")
+        try:
+            return read_table(self.path, self.manifest, self.group, "ones")
+        except DataError:
+            self._check_unchanged()
+            raise
 
     def to_xarray(self) -> xarray.Dataset:
         """Return `values` and `observed` as lazy arrays, with segments and per-row columns."""
@@ -929,7 +933,16 @@ def open_dataset(path: str | AnyPath) -> BinaryDataset:
         If the path holds no complete dataset of a known version.
     """
     folder = parse_path(path)
-    manifest = read_manifest(folder, DATASET_FORMAT, *_VERSIONS)
+    while True:
+        manifest = read_manifest(folder, DATASET_FORMAT, *_VERSIONS)
+        try:
+            return _open_version(folder, manifest)
+        except DataError:
+            if read_manifest(folder, DATASET_FORMAT, *_VERSIONS) == manifest:
+                raise  # otherwise it was updated or replaced meanwhile
+
+
+def _open_version(folder: AnyPath, manifest: Mapping[str, Any]) -> BinaryDataset:
     try:
         group = open_group(folder)
     except Exception as error:

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.artifacts.artifacts import NamedArray, write_artifact
+from storage.dataset import dataset as dataset_module
 from storage.dataset.dataset import BinaryDataset, ChunkReader, open_dataset
 from storage.errors import DataError
 from storage.format.manifests import write_manifest
@@ -170,6 +171,24 @@ def test_a_reader_refuses_a_dataset_that_changed(path: Path) -> None:
     write_dataset(path, random_bits(10, 7, 1), columns=ages(10), append=True)
     with pytest.raises(DataError, match="the dataset has changed since the start"):
         reader(0)
+
+
+def test_a_dataset_that_is_replaced_while_it_is_opened_is_opened_anew(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = open_dataset(path)
+
+    def replace_first(folder: Path) -> zarr.Group:
+        monkeypatch.undo()
+        write_dataset(path, random_bits(200, 7, 1), overwrite=True)
+        return dataset_module.open_group(folder)
+
+    monkeypatch.setattr(dataset_module, "open_group", replace_first)
+    after = open_dataset(path)
+    assert after.n_rows == 200
+    after.verify()
+    with pytest.raises(DataError, match="the dataset has changed since the start"):
+        before.ones()
 
 
 def ages(n_rows: int) -> dict[str, Array]:
