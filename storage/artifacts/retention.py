@@ -5,7 +5,7 @@ that `latest` names, from which warm starts begin and with which drift compares;
 fit that a newer one replaced, because a transform that began with it may still read it.
 
 Manifests are deleted first, so that what a killed deletion leaves never looks complete. The next
-one finds it as an unfinished fit.
+one finds it as an unfinished fit, or unfinished codes.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Removal(NamedTuple):
     """
 
     folder: AnyPath
-    kind: Literal["fit", "codes", "unfinished fit", "unfinished work"]
+    kind: Literal["fit", "codes", "unfinished fit", "unfinished codes", "unfinished work"]
     runs: AnyPath
     n_bytes: int
     modified: float
@@ -149,8 +149,9 @@ def _find_old_results(runs: AnyPath, rule: RetentionRule, now: float) -> Iterato
     for child in list_children(runs):
         if child.name.startswith(".") or not child.is_dir():
             continue
-        if is_unfinished(child, ARTIFACT_FORMAT):
-            removal = _measure(child, "unfinished fit", runs)
+        if is_unfinished(child, ARTIFACT_FORMAT) or is_unfinished(child, CODES_FORMAT):
+            is_fit = is_unfinished(child, ARTIFACT_FORMAT)
+            removal = _measure(child, "unfinished fit" if is_fit else "unfinished codes", runs)
             if now - removal.modified > _ABANDONED_AFTER:
                 yield removal
         elif manifest := _read_if_complete(child, ARTIFACT_FORMAT):
@@ -162,15 +163,16 @@ def _find_old_results(runs: AnyPath, rule: RetentionRule, now: float) -> Iterato
     fits.sort(reverse=True)
     if latest not in [name for _, name, _, _ in fits]:
         return
-    old_digests = set()
+    old_fits = {}
     for place, (created, name, child, digest) in enumerate(fits):
         is_old = place >= rule.keep and now - created > rule.days * _DAY
         if is_old and name != latest and now - fits[place - 1][0] > _REPLACED_KEPT:
-            old_digests.add(digest)
-            yield _measure(child, "fit", runs)
-    for digest, child in codes:
-        if digest in old_digests:
+            old_fits[digest] = child
+    for digest, child in codes:  # before their fits: without these, nothing tells that they are old
+        if digest in old_fits:
             yield _measure(child, "codes", runs)
+    for child in old_fits.values():
+        yield _measure(child, "fit", runs)
 
 
 def _find_abandoned_work(runs: AnyPath, now: float) -> Iterator[Removal]:

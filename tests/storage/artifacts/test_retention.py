@@ -111,15 +111,22 @@ def test_the_latest_is_kept_whatever_its_age(root: AnyPath) -> None:
 
 def test_a_killed_deletion_leaves_nothing_complete_and_is_repeated(root: AnyPath) -> None:
     old = write_fit(root, "m-9", 9)
+    write_codes(root / "old-codes", old)
+    write_codes(root / "older-codes", old)
     write_fit(root, "m-1", 1)
+    killed = root / "old-codes"
+    (killed / MANIFEST_NAME).unlink()
+    kinds = [removal.kind for removal in find(root, 1, 0, later=0.5)]
+    assert kinds == ["codes", "fit"]  # codes without a fit are kept
     (old / MANIFEST_NAME).unlink()
     with pytest.raises(DataError):
         load_artifact(old)
     assert find(root, 1, 0, later=0.5) == []  # perhaps a fit that is just being written
-    (removal,) = find(root, 1, 0, later=1.1)
-    assert removal.kind == "unfinished fit"
-    assert delete_removal(removal)
+    removals = find(root, 1, 0, later=1.1)
+    assert names(removals) == {"m-9": "unfinished fit", "old-codes": "unfinished codes"}
+    assert all(map(delete_removal, removals))
     assert not old.exists()
+    assert not killed.exists()
 
 
 def test_abandoned_work_is_deleted_unless_it_is_in_use(root: AnyPath) -> None:
