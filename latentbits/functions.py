@@ -90,7 +90,7 @@ from pipeline.evaluation.records import describe_outcome, describe_provenance
 from pipeline.evaluation.reliability import describe_reliability
 from pipeline.evaluation.roll_calls import describe_roll_calls
 from pipeline.executors.base import Executor, choose_executor
-from pipeline.executors.progress import Progress, ignore_progress
+from pipeline.executors.progress import Progress, format_amount, ignore_progress
 from pipeline.fitting.class_numbers import add_class_numbers
 from pipeline.fitting.fit_pass import collect_pass_statistics
 from pipeline.fitting.fit_statistics import add_fit_statistics
@@ -999,8 +999,7 @@ class _ProgressLine:
     def __call__(self, label: str, done: int, total: int, rows: int) -> None:
         if (now := time.monotonic()) >= self._due:
             self._due, self._is_shown = now + _UPDATE_SECONDS, True
-            amount = f"{done / total:.0%}" if total else f"{rows:,} rows"
-            self._screen(f"{label}: {amount}")
+            self._screen(f"{label}: {format_amount(done, total, rows)}")
 
     def clear(self) -> None:
         if self._is_shown:

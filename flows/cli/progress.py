@@ -14,10 +14,11 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
-from pipeline.executors.progress import Progress
+from pipeline.executors.progress import Progress, format_amount
 
 log = logging.getLogger("latentbits")
 _SECONDS_BETWEEN_LINES = 10.0
+_MAX_BAR_LABEL = 40  # a longer one leaves no room for the time left
 _ERRORS_TO_WARN_OF: tuple[type[Exception], ...] = (Exception,)  # none in tests
 
 
@@ -70,8 +71,8 @@ def report_progress() -> Iterator[Progress]:
     columns = (
         TextColumn("{task.description:>16}"),
         BarColumn(),
-        TextColumn("{task.percentage:>3.0f}% {task.fields[rate]}"),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[amount]:>4} {task.fields[rate]}"),
+        TimeRemainingColumn(compact=True),
     )
     with RichProgress(*columns, console=Console(stderr=True)) as bars:
         yield ProgressBars(bars)
@@ -82,42 +83,48 @@ class ProgressBars:
 
     def __init__(self, bars: RichProgress) -> None:
         self._bars = bars
-        self._rate = RowRate()
+        self._pace = Pace()
         self._task_ids: dict[str, TaskID] = {}
 
     def __call__(self, label: str, done: int, total: int, rows: int) -> None:
         """Update the bar of this pass."""
-        kind = _get_pass_kind(label)
+        kind, amount = _get_pass_kind(label), format_amount(done, total, rows)
         if kind not in self._task_ids:
-            self._task_ids[kind] = self._bars.add_task(label, total=total or None, rate="")
+            self._task_ids[kind] = self._bars.add_task(kind, total=None, amount="", rate="")
         bar = self._task_ids[kind]
-        if done == 0:
-            self._rate = RowRate()
-            self._bars.reset(bar, total=total or None, description=label)
-        self._bars.update(bar, completed=done, rate=self._rate.format(rows))
+        if self._pace.update(label, done, total, rows):
+            self._bars.reset(bar, total=total or None)
+        self._bars.update(
+            bar,
+            total=total or None,
+            completed=done,
+            description=label if len(label) <= _MAX_BAR_LABEL else kind,
+            amount=amount,
+            rate=self._pace.format_rate(),
+        )
 
 
 class ProgressLines:
     """Logs a line every ten seconds, and when the first pass of a kind ends."""
 
     def __init__(self) -> None:
-        self._rate = RowRate()
+        self._pace = Pace()
         self._last, self._last_kind = time.monotonic(), ""
 
     def __call__(self, label: str, done: int, total: int, rows: int) -> None:
         """Log a line if it is due."""
         now = time.monotonic()
-        if done == 0:
-            self._rate = RowRate()
+        self._pace.update(label, done, total, rows)
         is_done = done == total > 0
         is_first_end = is_done and _get_pass_kind(label) != self._last_kind
         if is_first_end or now - self._last >= _SECONDS_BETWEEN_LINES:
-            self._last = now
-            share = f"{done / total:.0%}" if total else f"{rows:,} rows"
+            self._last, seconds = now, self._pace.estimate_seconds_left()
             fields = {"stage": label, "done": done, "total": total, "rows": rows}
-            rate = self._rate.format(rows)
-            text = f"{share}, {rate}" if rate else share
-            log.info("%s: %s", label, text, extra={"fields": fields})
+            parts = [format_amount(done, total, rows), self._pace.format_rate()]
+            if seconds:
+                fields["seconds_left"] = round(seconds)
+                parts.append(f"about {_format_duration(seconds)} left")
+            log.info("%s: %s", label, ", ".join(filter(None, parts)), extra={"fields": fields})
         if is_done:
             self._last_kind = _get_pass_kind(label)
 
@@ -126,15 +133,39 @@ def _get_pass_kind(label: str) -> str:
     return label.partition(",")[0]
 
 
-class RowRate:
-    """Rows per second since the start of a pass."""
+def _format_duration(seconds: float) -> str:
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+class Pace:
+    """Rows per second and time left of a pass, by what was done since its first report."""
 
     def __init__(self) -> None:
-        self._start = time.monotonic()
+        self._kind, self._start, self._first = "", time.monotonic(), (0, 0)
+        self._done, self._total, self._rows = 0, 0, 0
 
-    def format(self, rows: int) -> str:
+    def update(self, label: str, done: int, total: int, rows: int) -> bool:
+        """Note what was done; return whether another pass has begun."""
+        is_new = _get_pass_kind(label) != self._kind or done < self._done
+        if is_new:
+            self._kind, self._start = _get_pass_kind(label), time.monotonic()
+            self._first = done, rows
+        self._done, self._total, self._rows = done, total, rows
+        return is_new
+
+    def estimate_seconds_left(self) -> float | None:
+        """Return the seconds left; None if the total, or the time of two tasks, is unknown."""
+        n_done = self._done - self._first[0]
+        if n_done < 2 or not self._total:
+            return None
+        return (time.monotonic() - self._start) / n_done * (self._total - self._done)
+
+    def format_rate(self) -> str:
         """Format the rate, such as `2.1 M rows/s`; empty for work that reads no rows."""
-        if not rows:
+        if (rows := self._rows - self._first[1]) <= 0:
             return ""
         per_second = rows / max(time.monotonic() - self._start, 1e-9)
         for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):

@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypedDict
 
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from pipeline.data.blocks import Tile
 from pipeline.errors import FitWarning
 from pipeline.executors.base import Node
+from pipeline.executors.central_work import KeptResult, KeptResults
 from pipeline.executors.code_digest import digest_modules
 from pipeline.models.base import Model
 from pipeline.models.state import FitState
@@ -176,6 +178,43 @@ def _make_warning(record: Mapping[str, Any]) -> FitWarning:
     """Restore a warning, whose features and segments JSON keeps as lists."""
     features, segments = tuple(record["features"]), tuple(record["segments"])
     return FitWarning(record["text"], features, segments, record["parameter"])
+
+
+class _ResultsRecord(TypedDict):
+    """The manifest of results of central work: label and layout of each."""
+
+    results: list[list[Any]]
+
+
+def open_kept_results(folder: AnyPath) -> KeptResults:
+    """Open the results of central work that are kept in a folder."""
+    return KeptResults(partial(_load_results, folder), partial(_save_results, folder))
+
+
+def _save_results(folder: AnyPath, key: str, number: int, part: Sequence[KeptResult]) -> None:
+    content = np.frombuffer(b"".join(result.content for result in part), np.uint8)
+    record = {"results": [[result.label, result.layout] for result in part]}
+    write_packed(folder / key / f"{number:06d}", {"content": content}, record)
+
+
+def _load_results(folder: AnyPath, key: str) -> list[list[KeptResult]]:
+    """Load the parts that were saved with a key, up to the first that is damaged."""
+    parts: list[list[KeptResult]] = []
+    for path in list_children(folder / key):
+        try:
+            arrays, manifest = load_packed(path)
+            check_schema(str(path), _ResultsRecord, manifest, "Fit again.")
+            content, part = arrays["content"].tobytes(), []
+            for label, layout in manifest["results"]:
+                size = sum(math.prod(shape) * np.dtype(dtype).itemsize for dtype, shape in layout)
+                part.append(KeptResult(label, layout, content[:size]))
+                content = content[size:]
+        except StoreUnreachableError:
+            raise
+        except (DataError, KeyError):  # damaged, or not written as a whole
+            break
+        parts.append(part)
+    return parts
 
 
 def open_kept_statistics(

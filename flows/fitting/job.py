@@ -25,7 +25,7 @@ from flows.data.datasets import (
     resolve_split,
 )
 from flows.data.parameter_tables import parse_pattern, read_known_items, read_parameter_table
-from flows.fitting.checkpoints import open_kept_statistics
+from flows.fitting.checkpoints import open_kept_results, open_kept_statistics
 from flows.fitting.options import FitOptions
 from flows.fitting.provenance import compute_fingerprint, describe_artifact
 from flows.running.executors import compute_row_memory, prepare_executor
@@ -35,6 +35,7 @@ from pipeline.data.datasets import make_row_source
 from pipeline.errors import FitError
 from pipeline.evaluation.records import describe_provenance
 from pipeline.executors.base import Executor
+from pipeline.executors.central_work import KeptResults
 from pipeline.executors.progress import Progress
 from pipeline.fitting.loop import check_seed
 from pipeline.fitting.pair_work import get_pair_job_label
@@ -133,6 +134,11 @@ class FitJob(FitPlan):
             key = f"{key}{weights_key}{'' if group is None else f' group {group}'}"
             key = key if view is None else f"{key} features {view}"
         return open_kept_statistics(self.dataset, self.request.split, kind, key)
+
+    @property
+    def kept_results(self) -> KeptResults:
+        """Results of central work, kept in the work folder until the fit has ended."""
+        return open_kept_results(self.run_folder.work_folder / "central")
 
 
 def prepare_fit(options: FitOptions) -> FitPlan:

@@ -236,6 +236,7 @@ def _make_initial_state(job: FitJob, first: Statistics) -> FitState:
         spare_memory=spare,
         progress=job.progress,
         kept_linkage=job.open_kept_statistics(Linkage, get_linkage_key(job.model)),
+        kept_results=job.kept_results,
     )
 
 
@@ -386,6 +387,7 @@ def _run_passes(job: FitJob, states: CheckpointStore, start: PassStart) -> FitSt
         statistics=start.statistics,
         checkpoint=states.save,
         progress=job.progress,
+        kept_results=job.kept_results,
     )
     state = add_fit_statistics(job.model, state, *run, job.progress)
     state = add_class_numbers(job.model, state, *run, job.progress)

@@ -15,7 +15,8 @@ import numpy as np
 from pipeline.data.blocks import BinaryBlock, RowSource
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor, MapFunction, limit_blas_threads
-from pipeline.executors.progress import Progress, ProgressMap, ignore_progress
+from pipeline.executors.central_work import NO_KEPT_RESULTS, KeptResults, open_central_work
+from pipeline.executors.progress import Progress, ignore_progress
 from pipeline.fitting.independence import warn_about_independence
 from pipeline.learning.convergence import (
     ConvergenceCriterion,
@@ -198,13 +199,14 @@ def fit_pass(
     seed: int,
     statistics: Statistics | None = None,
     progress: Progress = ignore_progress,
+    kept_results: KeptResults = NO_KEPT_RESULTS,
 ) -> FitState:
     """Do one pass, with `statistics` if they have already been collected."""
     if statistics is None:
         statistics = collect_pass_statistics(model, state, rows, executor, seed, progress)
     parts = iter(statistics.parts if isinstance(statistics, JointStatistics) else (statistics,))
-    map_items = ProgressMap(executor.map, progress)
-    with limit_blas_threads():
+    work = open_central_work(executor.map, progress, kept_results, f"pass-{state.iteration:06d}")
+    with limit_blas_threads(), work as map_items:
         if not state.starts:
             return _update_state(model, state, next(parts), seed, map_items)
         return _update_starts(model, state, parts, seed, map_items)

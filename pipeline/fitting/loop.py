@@ -12,6 +12,7 @@ import numpy as np
 from pipeline.data.blocks import BinaryBlock, CanCountOnes, RowSource
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import Executor, limit_blas_threads
+from pipeline.executors.central_work import NO_KEPT_RESULTS, KeptResults
 from pipeline.executors.progress import Progress, ignore_progress
 from pipeline.fitting.fit_pass import (
     PassRun,
@@ -105,6 +106,7 @@ def start_fit(
     progress: Progress = ignore_progress,
     linkage: Linkage | None = None,
     kept_linkage: KeptSums[Any] = NO_KEPT_SUMS,
+    kept_results: KeptResults = NO_KEPT_RESULTS,
 ) -> FitState:
     """Create the state before the first pass over all rows.
 
@@ -127,6 +129,8 @@ def start_fit(
         Which features all rows link, if it has been found before.
     kept_linkage
         Stored linkage of leading chunks.
+    kept_results
+        As for `fit_model`.
 
     Raises
     ------
@@ -146,7 +150,7 @@ def start_fit(
     if get_pair_job_label(model, rows.n_features):
         job = make_pair_job(model, state, rows, spare_memory)
         results = run_pairs(job) if run_pairs else run_in_memory(job, executor, progress)
-        state = state_from_results(model, state, results, executor, seed)
+        state = state_from_results(model, state, results, executor, seed, progress, kept_results)
     run = PassRun(rows, executor, seed, progress)
     return start_on_sample(model, state.with_warnings(unlinked), run)
 
@@ -167,6 +171,7 @@ def fit_model(
     statistics: Statistics | None = None,
     checkpoint: Callable[[FitState], None] = lambda state: None,
     progress: Progress = ignore_progress,
+    kept_results: KeptResults = NO_KEPT_RESULTS,
 ) -> FitState:
     """Fit a model.
 
@@ -188,6 +193,8 @@ def fit_model(
         Called with the state after every pass.
     progress
         Called after every task.
+    kept_results
+        Results of central work of an interrupted fit, and where to keep new ones.
 
     Raises
     ------
@@ -206,7 +213,8 @@ def fit_model(
             statistics = collect_pass_statistics(model, state, rows, executor, seed, progress)
         elif has_fixed_statistics and state.history:
             progress(format_pass_label(model, state), 1, 1, statistics.n_rows)
-        state = fit_pass(model, state, rows, executor, seed, statistics, progress)
+        run = (rows, executor, seed, statistics, progress, kept_results)
+        state = fit_pass(model, state, *run)
         statistics = statistics if has_fixed_statistics else None
         checkpoint(state)
     state = _run_information_pass(model, state, PassRun(rows, executor, seed, progress))

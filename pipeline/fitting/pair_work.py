@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pipeline.data.blocks import BinaryBlock, RowSource, concatenate_blocks, iter_blocks
 from pipeline.executors.base import Executor, count_cpus, limit_blas_threads
 from pipeline.executors.cancellation import check_cancelled
+from pipeline.executors.central_work import NO_KEPT_RESULTS, KeptResults, open_central_work
 from pipeline.executors.progress import Progress, ignore_progress
 from pipeline.models.base import Model
 from pipeline.models.capabilities import CanCompareRows, CanTabulatePairs
@@ -158,10 +159,17 @@ def _read_part(parts: Sequence[Arrays], key: int, names: Sequence[str] | None = 
 
 
 def state_from_results(
-    model: Any, state: FitState, results: RangeResults, executor: Executor, seed: int
+    model: Any,
+    state: FitState,
+    results: RangeResults,
+    executor: Executor,
+    seed: int,
+    progress: Progress = ignore_progress,
+    kept_results: KeptResults = NO_KEPT_RESULTS,
 ) -> FitState:
     """Return the state after the model has used the results of its pair work."""
     rng = np.random.default_rng([seed, 0, 0, 1])
-    with limit_blas_threads():
-        updated: FitState = model.update_from_pairs(state, results, executor.map, rng)
+    work = open_central_work(executor.map, progress, kept_results, "pairs")
+    with limit_blas_threads(), work as map_items:
+        updated: FitState = model.update_from_pairs(state, results, map_items, rng)
     return replace(updated, params=convert_to_c_order(updated.params))

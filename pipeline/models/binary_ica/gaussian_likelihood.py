@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from pipeline.arrays import Array
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction, ThreadsExecutor
-from pipeline.executors.progress import make_local_map
+from pipeline.executors.central_work import make_local_map
 
 R = TypeVar("R")
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pipeline.arrays import Array
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
-from pipeline.executors.progress import label_map
+from pipeline.executors.central_work import enter_stage, label_map, plan_stages
 from pipeline.models.binary_ica.gaussian_likelihood import (
     MatchSolution,
     Optimum,
@@ -31,6 +31,9 @@ from pipeline.models.binary_ica.segment_correlations import (
     estimate_segments,
 )
 from pipeline.models.binary_ica.selection import (
+    CHOOSE_COMPONENTS,
+    CHOOSE_RIDGE,
+    COMPARE_HALVES,
     RIDGE_GRID,
     HeldOutFold,
     ScoredSetting,
@@ -45,6 +48,8 @@ from pipeline.numerics.metrics import match_columns
 from pipeline.numerics.spectra.linalg import fix_signs
 from pipeline.statistics.counts import PairCounts
 
+FIT, BOOTSTRAP = "final fit", "bootstrap"
+"""Stages after the choice."""
 MAX_ROUNDS = 20
 INTERVAL_LEVEL = 0.95
 _MAX_CHANGE = 1e-3
@@ -130,17 +135,24 @@ def match_moments(
     choice: SettingChoice | None = None
     agreement: float | None = None
     candidates: Sequence[ScoredSetting] = ()
+    stages = [FIT, BOOTSTRAP] if seeds["bootstrap"].size else [FIT]
+    if not (n_components and r):
+        choices = [CHOOSE_COMPONENTS] * (not n_components) + [CHOOSE_RIDGE] * (not r)
+        stages = [*choices, COMPARE_HALVES, *stages]
+    map_items = plan_stages(map_items, stages)
     if not (n_components and r):
         choice, agreement, candidates = _choose_by_held_out(counts, segments, settings, map_items)
         n_components, r = choice.candidate.n_components, choice.candidate.regularization
     starts, extra_starts = seeds["starts"].tolist(), [choice.solution] if choice else []
-    map_labelled = label_map(map_items, "starts", len(starts) + len(extra_starts))
+    n_starts = len(starts) + len(extra_starts)
+    map_fits = enter_stage(map_items, FIT, 0 if find_gaps(segments).any() else n_starts + 1)
+    map_labelled = label_map(map_fits, "starts", n_starts)
     optima = maximise_from_seeds(
         segments.moments(r), n_components, starts, map_labelled, extra_starts=extra_starts
     )
-    best, segments, gap_rounds = fill_gaps(optima[0], segments, r, map_items)
+    best, segments, gap_rounds = fill_gaps(optima[0], segments, r, map_fits)
     solution = normalize_solution(
-        calibrate_variances(best.solution, segments, r, map_items), segments
+        calibrate_variances(best.solution, segments, r, map_fits), segments
     )
     replicates = seeds["bootstrap"].tolist()
     ridges = resample_ridges(choice.ridges, replicates) if choice else [r] * len(replicates)
@@ -153,7 +165,7 @@ def match_moments(
         choice,
         agreement,
         candidates,
-        len(starts) + len(extra_starts),
+        n_starts,
         optima,
         best,
         gap_rounds,
@@ -197,6 +209,11 @@ def _choose_identifiable(
     return choose_setting(segments, folds, components, [r] if r else RIDGE_GRID, map_items)
 
 
+def find_gaps(segments: SegmentCorrelations) -> NDArray[np.bool_]:
+    """Return which correlations of the segments used are undefined, as `segments.correlation`."""
+    return segments.find_undefined_pairs() & segments.is_used[:, None, None]
+
+
 def fill_gaps(
     optimum: Optimum, segments: SegmentCorrelations, regularization: float, map_items: MapFunction
 ) -> tuple[Optimum, SegmentCorrelations, int]:
@@ -205,7 +222,7 @@ def fill_gaps(
     `optimum` is a fit to the segments with the condition number `regularization`. Return the last
     fit, the segments it was fitted to, and the number of fits, at most `MAX_ROUNDS`.
     """
-    gaps = segments.find_undefined_pairs() & segments.is_used[:, None, None]
+    gaps = find_gaps(segments)
     if not gaps.any():
         return optimum, segments, 0
     n_rounds, largest_change = 0, np.inf
@@ -219,7 +236,8 @@ def fill_gaps(
             correlation[place][gaps[place]] = predicted
         segments = segments.with_correlation(correlation, map_items)
         refit = partial(maximise, segments.moments(regularization), tol=_REFIT_TOLERANCE)
-        (optimum,) = map_or_thread(refit, [optimum.solution], correlation.nbytes, map_items)
+        map_labelled = label_map(map_items, "gaps", 1)
+        (optimum,) = map_or_thread(refit, [optimum.solution], correlation.nbytes, map_labelled)
         n_rounds += 1
     return optimum, segments, n_rounds
 
@@ -244,7 +262,8 @@ def calibrate_variances(
         scales=None if scales is None else scales.select(segments.is_used),
     )
     fit = partial(maximise_variances, ridged_moments, segments.pair_rows[segments.is_used].sum())
-    ((fitted, *_),) = map_or_thread(fit, [solution], moments.correlation.nbytes, map_items)
+    map_labelled = label_map(map_items, "variances", 1)
+    ((fitted, *_),) = map_or_thread(fit, [solution], moments.correlation.nbytes, map_labelled)
     power = np.exp(fitted.log_variances) @ fitted.mixing.T**2
     ridge = moments.ridge[:, None]
     shift = 0.5 * np.log((1 + ridge * (1 + power)) / (1 + ridge))
@@ -347,7 +366,7 @@ def bootstrap_mixing_interval(
     fit = partial(_fit_replicate, optimum, mixing, segments.status, settings.first_planes)
     resampled = _iter_resampled_counts(counts, settings.n_groups, seeds)
     replicates = zip(resampled, regularizations, strict=True)
-    map_labelled = label_map(map_items, "bootstrap", len(seeds))
+    map_labelled = label_map(enter_stage(map_items, BOOTSTRAP, len(seeds)), "", len(seeds))
     mixings = map_or_thread(fit, replicates, counts.joint.nbytes, map_labelled)
     tail = (1 - INTERVAL_LEVEL) / 2
     interval: Array = np.quantile(np.array(mixings), [tail, 1 - tail], axis=0)

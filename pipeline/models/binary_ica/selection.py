@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from pipeline.arrays import Array
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
-from pipeline.executors.progress import label_map
+from pipeline.executors.central_work import enter_stage, label_map
 from pipeline.models.binary_ica.gaussian_likelihood import (
     MatchSolution,
     add_component,
@@ -64,6 +64,12 @@ _MIN_HALVES_SIMILARITY, _SIMILARITY_TOLERANCE = 0.9, 0.05
 """Required similarity of halves: at least the first, and at most the second below the similarity at
 the best score. A strong ridge makes halves agree on a biased mixing, so this tolerance is large."""
 FeaturePairs = tuple[NDArray[np.int64], NDArray[np.int64]]
+CHOOSE_COMPONENTS, CHOOSE_RIDGE, COMPARE_HALVES = (
+    "choosing the number of components",
+    "choosing the regularization",
+    "comparing halves",
+)
+"""Stages of the choice."""
 MAX_SPLITS = 2
 MAX_PAIRS = 1 << 17
 """Maximum number of pairs of features that are scored."""
@@ -112,7 +118,10 @@ def choose_setting(
     condition numbers in `grid` are in ascending order. The search stops after two numbers of
     components in a row that are not better by a standard error. `map_items` maps over folds.
     """
-    trials = try_components(segments, folds, components, grid, map_items)
+    first_stage = CHOOSE_COMPONENTS if len(components) > 1 else CHOOSE_RIDGE
+    map_first = enter_stage(map_items, first_stage)
+    trials = try_components(segments, folds, components, grid, map_first)
+    map_items = enter_stage(map_items, CHOOSE_RIDGE)
     trial = choose_components(trials)
     trial = trial._replace(candidates=_try_weaker_ridges(folds, trial, grid, map_items))
     by_number = {t.best.n_components: t for t in (*trials, trial)}
@@ -186,8 +195,8 @@ def refit_and_compare_halves(
     folds: Sequence[HeldOutFold], chosen: ScoredSetting, map_items: MapFunction
 ) -> float:
     """Fit two halves independently; return the mean cosine similarity of their mixings."""
-    label = f"halves, {chosen.n_components} components"
-    map_labelled, mixings = label_map(map_items, label, _N_STARTS + 1), []
+    map_items = enter_stage(map_items, COMPARE_HALVES, 2 * (_N_STARTS + 1))
+    map_labelled, mixings = label_map(map_items, "", _N_STARTS + 1), []
     for fold, end in zip(folds[:2], chosen.solutions, strict=False):
         moments, seeds = fold.train.moments(chosen.regularization), range(_N_STARTS)
         fits = maximise_from_seeds(
@@ -214,7 +223,7 @@ def _fit_all_rows(
     """Fit all rows from fixed random starts, and from the fit with one component less."""
     moments = segments.moments(r)
     extra_starts = [] if smaller_fit is None else [add_component(moments, smaller_fit)]
-    label = f"choose, {n_components} components, all rows"
+    label = f"{n_components} components, all rows"
     map_labelled = label_map(map_items, label, _N_STARTS + len(extra_starts))
     optima = maximise_from_seeds(
         moments, n_components, range(_N_STARTS), map_labelled, _TOLERANCE, extra_starts
@@ -385,7 +394,7 @@ def score_setting(
     """Fit every fold from the start at its place in `starts`, and score it."""
     fit = partial(_fit_fold, regularization)
     largest = max(fold.train.correlation.nbytes for fold in folds)
-    label = f"choose, {n_components} components, regularization {regularization:g}"
+    label = f"{n_components} components, regularization {regularization:g}"
     map_labelled = label_map(map_items, label, len(folds))
     results = map_or_thread(fit, zip(folds, starts, strict=True), largest, map_labelled)
     nats, n_pairs, solutions = zip(*results, strict=True)

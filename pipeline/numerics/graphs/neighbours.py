@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
-from pipeline.executors.progress import label_map
+from pipeline.executors.central_work import label_map
 from pipeline.numerics.bits.lookups import (
     COUNT_BY_LOOKUP,
     LOOKUP_COLUMNS,

@@ -14,7 +14,7 @@ from rich.progress import Progress, TextColumn
 from flows.cli import progress
 from flows.cli.progress import JsonLineFormatter, ProgressBars, ProgressLines, configure_logging
 from flows.cli.progress import log as logger
-from pipeline.executors.progress import ProgressMap, label_map
+from pipeline.executors.central_work import enter_stage, label_map, open_central_work, plan_stages
 
 
 def passes(tell: progress.Progress, n_passes: int) -> None:
@@ -68,17 +68,46 @@ def test_passes_of_a_kind_share_a_bar() -> None:
         assert all(task.finished for task in bars.tasks)
 
 
-def test_central_work_is_told_without_a_pace(
+def measure(value: int) -> int:
+    return abs(value)
+
+
+def test_stages_of_central_work_are_numbered(
     clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     clock[0] = 6.0
+    with (
+        caplog.at_level(logging.INFO, "latentbits"),
+        open_central_work(map, ProgressLines()) as map_items,
+    ):
+        planned = plan_stages(map_items, ["choosing", "final fit"])
+        for n in (2, 3):  # how many are tried is not known before
+            map_tried = label_map(enter_stage(planned, "choosing"), f"{n} components", 2)
+            assert list(map_tried(measure, [-1, 2])) == [1, 2]
+        assert list(label_map(enter_stage(planned, "final fit", 2), "", 2)(measure, [3, 4]))
+    assert caplog.messages[0] == "stage 1 of 2: choosing, 2 components: 0 done"
+    assert caplog.messages[-4:] == [
+        "stage 1 of 2: choosing, 3 components: 100%",
+        *(f"stage 2 of 2: final fit: {share}" for share in ("0%", "50%", "100%")),
+    ]
+
+
+def test_the_time_left_is_told_once_it_is_known(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     lines = ProgressLines()
-    told = label_map(ProgressMap(map, lines), "choose, 5 components", 4)
     with caplog.at_level(logging.INFO, "latentbits"):
-        assert list(told(abs, [-1, 2, -3, 4])) == [1, 2, 3, 4]
-    assert caplog.messages[0].startswith("choose, 5 components: ")
-    assert caplog.messages[-1] == "choose, 5 components: 100%"
-    assert not any("rows" in line for line in caplog.messages)
+        for done in range(90, 95):  # of a run that was resumed
+            lines("pairs", done, 100, 1000 * done)
+            now[0] += 20
+    assert caplog.messages == [
+        "pairs: 91%, 50 rows/s",
+        "pairs: 92%, 50 rows/s, about 3 min left",
+        "pairs: 93%, 50 rows/s, about 2 min left",
+        "pairs: 94%, 50 rows/s, about 2 min left",
+    ]
 
 
 @pytest.fixture(autouse=True)

@@ -177,10 +177,14 @@ def test_progress_is_reported_for_every_step() -> None:
     fit_model(model, make_memory_rows(draw_small_data()), SERIAL, progress=progress)
     kinds = [label.partition(",")[0] for label, _, _ in calls]
     assert list(dict.fromkeys(kinds)) == [
-        "feature counts", "pair counts", "choose", "halves", "starts", "bootstrap",
-    ]  # fmt: skip
-    assert ("bootstrap", 20, 20) in calls
-    assert ("choose, 2 components, regularization 10", 4, 4) in calls
+        "feature counts",
+        "pair counts",
+        "stage 1 of 4: choosing the regularization",
+        "stage 2 of 4: comparing halves",
+        "stage 3 of 4: final fit",
+        "stage 4 of 4: bootstrap",
+    ]
+    assert ("stage 4 of 4: bootstrap", 20, 20) in calls
     assert all(done <= total for _, done, total in calls if total)
 
 
