@@ -2,7 +2,8 @@
 
 `python .docs/make_figures.py [NAME ...]` draws some of them. A figure is one picture of the report
 of the command that its page shows. The pictures are committed, so that building the pages fits no
-model. Those of the first page need the data of the tutorials; see `extensions/tutorial_data.py`.
+model. Those of the first page and of ising need the data of the tutorials; see
+`extensions/tutorial_data.py`.
 """
 
 from __future__ import annotations
@@ -72,6 +73,12 @@ def write_reactions(path: Path) -> None:
     lb.from_numpy(data["X"][:, columns], [*REACTIONS.values()], path=path)
 
 
+def write_answers(path: Path) -> None:
+    """Write the answers to all items of the questionnaire about anger."""
+    data = load_data("verbal_aggression")
+    lb.from_numpy(data["X"], data["names"], path=path)
+
+
 def write_votes(path: Path) -> None:
     """Write the votes of some countries since 1991, without those on which they agree."""
     data = load_data("unvotes_core")
@@ -99,6 +106,7 @@ FRONT_FIGURES: dict[str, tuple[Callable[[Path], None], str, str, tuple[str, ...]
         ("--names", "country", "--orient", "US=+1"),
     ),
     "baskets": (write_baskets, "--model chow-liu", "tree-of-features", ()),
+    "ising": (write_answers, "--model ising", "network-of-features", ()),
 }
 """Function that writes the data, options of the fit, name of the picture, options of the report."""
 

@@ -137,8 +137,8 @@ dataset with the same features.
 `--impute` fills in missing values: each is predicted from all observed values of its row. Observed
 values are kept. The choices are those of `--reconstruct`; the array is called
 `imputed_probabilities`, `imputed_bits` and so on. The probabilities are exact, and do not depend on
-the codes. bernoulli-mixture, tree-mixture and hidden-tree can compute them. `flows.ingest` also
-converts completed bits or levels to a dataset.
+the codes. bernoulli-mixture, tree-mixture, hidden-tree and ising can compute them. `flows.ingest`
+also converts completed bits or levels to a dataset.
 """
 EXAMPLES = f"""Examples:
 

@@ -653,6 +653,84 @@ class HiddenTree(WeightedModelEstimator):
         n_jobs: int | None = None,
     ) -> None: ...
 
+class Ising(WeightedModelEstimator):
+    """Estimator of the Ising model.
+
+    Parameters
+    ----------
+    n_components
+        Number of leading eigenvectors of the couplings that rows are projected on. None
+        takes 2.
+    penalty
+        Penalty of the couplings: `lasso` chooses edges, `ridge` shrinks all couplings,
+        `none` estimates all of them.
+    strength
+        Penalty per row, for all features. None chooses that of `lasso` by EBIC, for each
+        feature, and takes 1 / rows for `ridge`.
+    gamma
+        How much EBIC prefers few edges, from 0 (BIC) to 1.
+    path
+        Number of penalties that EBIC chooses from.
+    rule
+        Features share an edge if each is a neighbour of the other (`and`), or one of them
+        (`or`).
+    max_iter
+        Maximum number of passes of a stage.
+    tol
+        Stop once further steps should raise the mean log-likelihood per row of a feature by
+        less than this, nats.
+    binarize
+        Values above it become 1, all others 0; `mean` takes the mean of each feature over
+        the fitted rows, None accepts only 0 and 1.
+    reverse
+        Names or patterns of columns to reverse, such as ['N5', 'E*'], whose lowest level
+        counts as the highest and so on; None reverses none.
+    random_state
+        Seed of all random draws, a RandomState, or None for NumPy's global state.
+    n_jobs
+        Number of threads; None is 1, -1 one per CPU. Results do not depend on it.
+
+    """
+
+    n_components: int | None
+    penalty: Literal["lasso", "ridge", "none"]
+    strength: float | None
+    gamma: float
+    path: int
+    rule: Literal["and", "or"]
+    max_iter: int
+    tol: float
+    binarize: float | Literal["mean"] | None
+    reverse: list[str] | None
+    random_state: Any
+    n_jobs: int | None
+    thresholds_: NDArray[np.float64]
+    couplings_: NDArray[np.float64]
+    slopes_: NDArray[np.float64]
+    strengths_: NDArray[np.float64]
+    shares_: NDArray[np.float64]
+    modes_: NDArray[np.float64]
+    couplings_error_: NDArray[np.float64] | None
+    thresholds_error_: NDArray[np.float64] | None
+    log_z_: NDArray[np.float64] | None
+    components_: NDArray[np.float64]
+    def __init__(
+        self,
+        n_components: int | None = None,
+        *,
+        penalty: Literal["lasso", "ridge", "none"] = "lasso",
+        strength: float | None = None,
+        gamma: float = 0.25,
+        path: int = 100,
+        rule: Literal["and", "or"] = "and",
+        max_iter: int = 100,
+        tol: float = 1e-09,
+        binarize: float | Literal["mean"] | None = None,
+        reverse: list[str] | None = None,
+        random_state: Any = None,
+        n_jobs: int | None = None,
+    ) -> None: ...
+
 class KernelPCA(ModelEstimator):
     """Estimator of kernel PCA.
 

@@ -26,7 +26,7 @@ from pipeline.data.features import (
 )
 from pipeline.data.plane_views import view_as_fitted
 from pipeline.errors import FitError, format_suggestion, spell_in_python, spell_parameters
-from pipeline.inference.edges import find_tree_edges, make_edge_columns
+from pipeline.inference.edges import make_edge_columns
 from pipeline.inference.from_artifact import LoadedModel, model_from_artifact
 from pipeline.models.base import Model
 from pipeline.models.settings import get_settings
@@ -340,7 +340,7 @@ class Fitted(ResultDisplayMixin):
         return Plots(self._to_loaded_model())
 
     def get_edges(self) -> Edges:
-        """Return the edges of the fitted trees, with mutual information and correlation.
+        """Return the edges of the fitted trees or network, the strongest first.
 
         Returns
         -------
@@ -350,10 +350,10 @@ class Fitted(ResultDisplayMixin):
         Raises
         ------
         FitError
-            If the model has no trees.
+            If the model has neither trees nor a network.
         """
-        edges = find_tree_edges(self.model, self.params, self.features, "The fit")
-        return Edges(make_edge_columns(edges, self.feature_names))
+        given = self.model, self.params, self.features, self.feature_names
+        return Edges(make_edge_columns(*given, "The fit"))
 
     def report(
         self,
@@ -491,9 +491,19 @@ class Edges(ResultDisplayMixin, dict[str, Any]):
     is arbitrary. `mutual_information` is in nats. `correlation` gives levels the scores 0, 1, 2, …,
     so it is phi for binary features. Both describe the features under the tree. Lines are sorted by
     tree, then by mutual information, the largest first.
+
+    A network has the columns `feature`, `neighbour`, `coupling` and `standard_error` instead; lines
+    are sorted by the size of the coupling.
     """
 
     def _iter_display_items(self) -> DisplayItems:
+        if "neighbour" in self:
+            yield "edges", f"{len(self['feature']):,}"
+            for pair in list(
+                zip(self["feature"], self["neighbour"], self["coupling"], strict=True)
+            )[:1]:
+                yield "strongest", f"{pair[0]}, {pair[1]}: {pair[2]:.3g}"
+            return
         trees, strongest = np.unique(self["tree"], return_index=True)
         yield "edges", f"{len(self['tree']):,}"
         for tree, i in zip(trees.tolist(), strongest.tolist(), strict=True):

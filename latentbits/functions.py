@@ -187,7 +187,7 @@ def fit(
         Ordered categoricals of a data frame are features with several levels, others are nominal.
     model
         Name of the model: autoencoder, bernoulli-mixture, binary-ica-likelihood, blica, bottleneck,
-        clipped-pca, fastica, hidden-tree, kernel-pca, laplacian-eigenmap, latent-trait,
+        clipped-pca, fastica, hidden-tree, ising, kernel-pca, laplacian-eigenmap, latent-trait,
         linear-ivae, noisy-or, rbm, stack, tree-mixture, or package.module:Class for a model of
         another package. chow-liu is tree-mixture with one component.
     components
@@ -205,7 +205,7 @@ def fit(
         for all whose names match.
     weight
         Per-row column that holds the rows' weights; bernoulli-mixture, clipped-pca, hidden-tree,
-        latent-trait and tree-mixture can use them.
+        ising, latent-trait and tree-mixture can use them.
     weights
         Meaning of the weights: `frequency`, the number of equal rows that a row stands for (the
         default), or `sampling`, the weights of a survey.

@@ -42,7 +42,7 @@ MODEL_GROUPS = {
     "mixtures": ("bernoulli-mixture", "hidden-tree", "tree-mixture", "chow-liu"),
     "independent components": ("blica", "binary-ica-likelihood", "fastica", "linear-ivae"),
     "neural networks": ("autoencoder", "bottleneck", "rbm", "stack"),
-    "causes, distances": ("noisy-or", "kernel-pca", "laplacian-eigenmap"),
+    "causes, pairs, distances": ("noisy-or", "ising", "kernel-pca", "laplacian-eigenmap"),
 }
 """Topics of the models on the help page of `fit`; other models are listed last."""
 _TYPE_NAMES = {

@@ -29,7 +29,7 @@ from flows.exporting.files import BatchedTable, collect_columns
 from pipeline.data.features import read_features
 from pipeline.errors import FitError
 from pipeline.evaluation.linking import ItemLink, compute_link
-from pipeline.inference.edges import find_tree_edges, make_edge_columns
+from pipeline.inference.edges import make_edge_columns
 from pipeline.inference.next_items import get_item_curves
 from pipeline.models.capabilities import ItemCurves
 from pipeline.models.known_items import get_fitted_items
@@ -153,11 +153,14 @@ def make_factor_table(artifact: Artifact) -> BatchedTable:
 
 
 def make_edge_table(fitted: LoadedModel) -> BatchedTable:
-    """Make a table with one line per edge of a tree: tree by tree, the strongest edges first."""
-    source = str(fitted.artifact.path)
-    edges = find_tree_edges(fitted.model, fitted.params, fitted.features, source)
-    columns = make_edge_columns(edges, fitted.feature_names)
-    texts = {name: pa.array(columns[name], pa.string()) for name in ("feature", "parent")}
+    """Make a table with one line per edge: tree by tree, the strongest edges first."""
+    source, names = str(fitted.artifact.path), fitted.feature_names
+    columns = make_edge_columns(fitted.model, fitted.params, fitted.features, names, source)
+    texts = {
+        name: pa.array(columns[name], pa.string())
+        for name in ("feature", "parent", "neighbour")
+        if name in columns
+    }
     return collect_columns({**columns, **texts})
 
 

@@ -18,6 +18,7 @@ from flows.exporting.columns import (
     read_level_columns,
 )
 from flows.report.figures.causes import find_causes, iter_unit_sentences
+from flows.report.figures.network import find_network, iter_network_sentences
 from flows.report.figures.paths import PositionChange, find_changes, format_position
 from flows.report.figures.text import format_number
 from flows.report.figures.trees import find_edges, iter_edge_sentences
@@ -61,6 +62,7 @@ def summarize_findings(
         The joint frequencies in the figure of the calibration; None if there is no such figure.
     """
     artifact, causes, edges = fitted.artifact, find_causes(fitted), find_edges(fitted)
+    network = find_network(fitted)
     words, statistics = read_vocabulary(artifact.manifest), _get_fit_statistics(artifact)
     units = iter_unit_sentences(causes, fitted.feature_names, _MAX_FEATURES) if causes else ()
     indeterminacy = fitted.model.indeterminacy
@@ -74,6 +76,11 @@ def summarize_findings(
             *_iter_share_sentences(artifact, words),
             *units,
             *(iter_edge_sentences(edges, fitted.feature_names, _MAX_FEATURES) if edges else ()),
+            *(
+                iter_network_sentences(network, fitted.feature_names, _MAX_FEATURES)
+                if network
+                else ()
+            ),
             *_iter_state_sentences(artifact),
             *(() if causes else _iter_component_sentences(artifact, words, correlations)),
             *_iter_group_sentences(artifact, words),

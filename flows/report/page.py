@@ -19,6 +19,7 @@ from flows.data.datasets import LoadedModel
 from flows.report.figures.causes import TextTable, find_causes, make_unit_table
 from flows.report.figures.latent import plot_calibration, plot_latent_space
 from flows.report.figures.marks import Figure
+from flows.report.figures.network import find_network, make_network_table, plot_network
 from flows.report.figures.parameters import (
     correlate_features_with_codes,
     plot_correlations,
@@ -185,6 +186,9 @@ def build_report(inputs: ReportInputs) -> Report:
     if edges:
         figures += plot_trees(edges, fitted.feature_names, inputs.layout)
         tables.append(make_edge_table(edges, fitted.feature_names))
+    if network := find_network(fitted):
+        figures += plot_network(network, fitted.feature_names, inputs.layout)
+        tables.append(make_network_table(network, fitted.feature_names))
     if dataset is not None and sample is not None:
         pairs = sample.pairs if sample.pairs is not None and len(sample.pairs.z) else None
         with limit_blas_threads():

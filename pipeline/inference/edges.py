@@ -1,4 +1,4 @@
-"""The edges of fitted trees, as columns of a table."""
+"""The edges of fitted trees and networks, as columns of a table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.arrays import Array, Indices
 from pipeline.data.features import Feature
 from pipeline.errors import FitError
 from pipeline.models.base import Model
-from pipeline.models.capabilities import HasTrees
+from pipeline.models.capabilities import HasNetwork, HasTrees
 from pipeline.models.registry import find_models
 from pipeline.numerics.trees.spanning_tree import ROOT
 
@@ -57,8 +57,9 @@ def find_tree_edges(
         If the model has no trees.
     """
     if not isinstance(model, HasTrees):
-        able = [name for name, kind in find_models().items() if issubclass(kind, HasTrees)]
-        raise FitError(f"{source} is of {model.name}, which has no trees. Fit {' or '.join(able)}.")
+        kinds = find_models().items()
+        able = [name for name, kind in kinds if issubclass(kind, HasTrees | HasNetwork)]
+        raise FitError(f"{source} is of {model.name}, which has no edges. Fit {' or '.join(able)}.")
     is_nominal, trees = np.array([own.kind == "nominal" for own in features]), []
     for k, tree in enumerate(model.get_trees(params)):
         (feature,) = np.nonzero(tree.parents != ROOT)
@@ -77,8 +78,60 @@ def find_tree_edges(
     return TreeEdges(*map(np.concatenate, zip(*trees, strict=True)))
 
 
-def make_edge_columns(edges: TreeEdges, names: Sequence[str]) -> dict[str, Any]:
-    """Return columns by name, with trees counted from 1 and the names of features."""
+class NetworkEdges(NamedTuple):
+    """Edges of a network of features, (n_edges,) each, the strongest first.
+
+    Attributes
+    ----------
+    feature, neighbour
+        Indices of the two features.
+    coupling
+        Change of the log-odds of one if the other is 1 instead of 0.
+    standard_error
+        Standard error of the coupling; NaN if it is not known.
+    """
+
+    feature: Indices
+    neighbour: Indices
+    coupling: Array
+    standard_error: Array
+
+    def select(self, places: slice) -> NetworkEdges:
+        """Return the edges at these places."""
+        return NetworkEdges._make(values[places] for values in self)
+
+
+def find_network_edges(model: HasNetwork, params: Any) -> NetworkEdges:
+    """Return the edges of a fitted network."""
+    couplings, errors = model.get_network(params)
+    feature, neighbour = np.nonzero(np.triu(couplings))
+    order = np.argsort(-np.abs(couplings[feature, neighbour]), kind="stable")
+    feature, neighbour = feature[order], neighbour[order]
+    known = np.full(len(order), np.nan) if errors is None else errors[feature, neighbour]
+    return NetworkEdges(feature, neighbour, couplings[feature, neighbour], known)
+
+
+def make_edge_columns(
+    model: Model, params: Any, features: Sequence[Feature], names: Sequence[str], source: str
+) -> dict[str, Any]:
+    """Return the edges of a fit as columns by name, with the names of features.
+
+    Trees are counted from 1. `source` names the fit in errors.
+
+    Raises
+    ------
+    FitError
+        If the model has neither trees nor a network.
+    """
+    if isinstance(model, HasNetwork):
+        network = find_network_edges(model, params)
+        return {
+            "feature": [names[i] for i in network.feature.tolist()],
+            "neighbour": [names[i] for i in network.neighbour.tolist()],
+            "coupling": network.coupling,
+            "standard_error": network.standard_error,
+        }
+    edges = find_tree_edges(model, params, features, source)
     return {
         "tree": edges.tree + 1,
         "weight": edges.weight,

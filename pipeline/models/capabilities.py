@@ -253,6 +253,30 @@ class HasTrees(Protocol):
         """Return the fitted trees; if each component has one, in the order of the components."""
 
 
+class FeatureNetwork(NamedTuple):
+    """Features that depend on each other in pairs, given all others.
+
+    Attributes
+    ----------
+    couplings
+        Change of the log-odds of a feature if another is 1 instead of 0, (n_features, n_features),
+        symmetric; 0 without an edge.
+    standard_errors
+        Their standard errors, of the same shape; None if they are not known.
+    """
+
+    couplings: Array
+    standard_errors: Array | None
+
+
+@runtime_checkable
+class HasNetwork(Protocol):
+    """Describes the dependence of features by couplings of pairs."""
+
+    def get_network(self, params: Any) -> FeatureNetwork:
+        """Return the couplings."""
+
+
 @runtime_checkable
 class HasPersonFit(Protocol):
     """Measures how well the answers of each row fit its code."""

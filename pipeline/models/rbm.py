@@ -117,6 +117,7 @@ from pipeline.numerics.networks.boltzmann_rows import (
     pseudo_likelihoods,
 )
 from pipeline.numerics.networks.gradient_steps import apply_centred_step, centre_gradient
+from pipeline.numerics.networks.ising_states import resample
 from pipeline.numerics.networks.layered_network import Layer
 from pipeline.numerics.networks.unit_states import list_states
 from pipeline.params import array_field, optional_array_field
@@ -958,11 +959,8 @@ class AnnealedChains:
 
     def resample(self, rng: np.random.Generator) -> None:
         """Resample the chains by their weights, so that each mode has its share of chains."""
-        shares = np.cumsum(np.exp(self.log_weights - self.log_weights.max()))
-        positions = (rng.random() + np.arange(len(shares))) / len(shares)
-        chosen = np.searchsorted(shares / shares[-1], positions)
-        self.units = self.units[np.minimum(chosen, len(shares) - 1)]
-        self.log_weights = np.zeros(len(shares))
+        self.units = self.units[resample(self.log_weights, rng)]
+        self.log_weights = np.zeros(len(self.units))
 
     def advance_to(self, before: float, beta: float) -> None:
         """Update the weights for the step from one β to the next, and take a Gibbs step."""

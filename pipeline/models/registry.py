@@ -42,6 +42,7 @@ _OWN_MODELS = {
     "clipped-pca": "pipeline.models.clipped_pca.model:ClippedPCA",
     "fastica": "pipeline.models.binary_ica.fastica:FastICA",
     "hidden-tree": "pipeline.models.trees.hidden_tree:HiddenTree",
+    "ising": "pipeline.models.ising:Ising",
     "kernel-pca": "pipeline.models.kernel_pca:KernelPCA",
     "laplacian-eigenmap": "pipeline.models.laplacian_eigenmap:LaplacianEigenmap",
     "latent-trait": "pipeline.models.latent_trait.model:LatentTrait",

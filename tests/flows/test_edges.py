@@ -80,7 +80,9 @@ def test_a_fit_without_trees_is_refused(cli) -> None:
     artifact = cli("fit", "--dataset", "d.zarr", "--no-report", "--json").json["artifact"]
     line = ("export", "--what", "edges", "--output", "t.csv")
     refused = cli(*line, "--artifact", artifact).check_refused()
-    assert "is of clipped-pca, which has no trees. Fit hidden-tree or tree-mixture" in refused
+    assert (
+        "is of clipped-pca, which has no edges. Fit hidden-tree or ising or tree-mixture" in refused
+    )
     assert not Path("t.csv").exists()
-    with pytest.raises(ValueError, match="The fit is of clipped-pca, which has no trees"):
+    with pytest.raises(ValueError, match="The fit is of clipped-pca, which has no edges"):
         lb.load(artifact).get_edges()

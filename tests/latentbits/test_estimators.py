@@ -37,6 +37,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "ClippedPCA": {"n_components": 1},
     "FastICA": {},
     "HiddenTree": {"n_components": 4, "max_iter": 3},
+    "Ising": {"n_components": 1},
     "KernelPCA": {"n_components": 1},
     "LaplacianEigenmap": {"n_components": 1, "k": 1},
     # Fifteen rows separate features, and without a prior rounding errors of diverging slopes grow.
@@ -588,7 +589,7 @@ def test_components_are_chosen_by_rows_held_out(digits: tuple[np.ndarray, np.nda
 
 WEIGHTED, FURTHER_WEIGHTED = (
     ["BernoulliMixture", "ClippedPCA", "LatentTrait"],
-    ["HiddenTree", "TreeMixture"],
+    ["HiddenTree", "Ising", "TreeMixture"],
 )
 
 

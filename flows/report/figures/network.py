@@ -1,0 +1,184 @@
+"""Networks of features: a figure of the edges, and a table of the strongest ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from flows.data.datasets import LoadedModel
+from flows.report.figures.causes import TextTable
+from flows.report.figures.colours import GREY, NEGATIVE, POSITIVE
+from flows.report.figures.images import ImageLayout
+from flows.report.figures.marks import (
+    Axis,
+    Figure,
+    LegendKey,
+    LineMarks,
+    Plot,
+    PointMarks,
+    TextMarks,
+)
+from flows.report.figures.text import format_number, format_shown_count, shorten_text
+from pipeline.arrays import Array, Indices
+from pipeline.inference.edges import NetworkEdges, find_network_edges
+from pipeline.models.capabilities import HasNetwork
+
+_MAX_NODES, _MAX_EDGES, _MAX_PIXEL_EDGES = 60, 300, 1000
+_MAX_TABLE_ROWS = 20
+_MIN_WIDTH, _MAX_WIDTH = 0.6, 5.0  # of lines
+_NODE_SIZE, _WIDTH, _MAX_NAME_LENGTH = 7, 800, 24
+_ROUNDS = 300
+_MARGIN = 0.12  # of the width, on each side, for names
+
+
+def find_network(fitted: LoadedModel) -> NetworkEdges | None:
+    """Return the edges of the model's network; None if it has none."""
+    if not isinstance(fitted.model, HasNetwork):
+        return None
+    edges = find_network_edges(fitted.model, fitted.params)
+    return edges if len(edges.feature) else None
+
+
+def place_nodes(n_nodes: int, pairs: Indices, strengths: Array) -> Array:
+    """Place nodes so that distances are like those along edges, (n_nodes, 2), from 0 to 1.
+
+    Stress majorization of distances (E. Gansner, Y. Koren, S. North, Graph Drawing 2004, without
+    weights), from the first two principal coordinates. Strong edges, `strengths` of up to 1, are
+    shorter. Parts without a path between them are a little further apart than the longest path.
+    """
+    from scipy.sparse.csgraph import shortest_path  # slow to import
+
+    lengths = np.zeros((n_nodes, n_nodes))
+    lengths[tuple(pairs.T)] = 2 - strengths
+    distances = shortest_path(lengths, directed=False)
+    is_far = np.isinf(distances)
+    distances[is_far] = distances[~is_far].max() + 1
+    centered = -0.5 * (distances**2 - (distances**2).mean(axis=0))
+    centered -= centered.mean(axis=1, keepdims=True)
+    values, vectors = np.linalg.eigh((centered + centered.T) / 2)
+    signs = np.where(vectors[np.abs(vectors).argmax(axis=0), np.arange(n_nodes)] < 0, -1.0, 1.0)
+    places = np.zeros((n_nodes, 2))
+    found = (vectors * signs * np.sqrt(np.maximum(values, 0.0)))[:, ::-1][:, :2]
+    places[:, : found.shape[1]] = found
+    # Nodes with the same neighbours start apart.
+    angles = 2 * np.pi * np.arange(n_nodes) / n_nodes
+    places += 0.01 * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    for _ in range(_ROUNDS):
+        apart = np.linalg.norm(places[:, None] - places, axis=2)
+        pull = -np.divide(distances, apart, out=np.zeros_like(apart), where=apart > 1e-12)
+        np.fill_diagonal(pull, 0.0)
+        np.fill_diagonal(pull, -pull.sum(axis=1))
+        places = pull @ places / n_nodes
+    low, high = places.min(axis=0), places.max(axis=0)
+    return np.asarray((places - low) / np.maximum((high - low).max(), 1e-12))
+
+
+def plot_network(
+    edges: NetworkEdges, names: Sequence[str], layout: ImageLayout | None
+) -> Iterator[Figure]:
+    """Plot the strongest edges; features that are pixels stay in their place."""
+    shown = edges.select(slice(_count_shown(edges, layout)))
+    shown = shown.select(slice(None, None, -1))  # weak edges are below strong ones
+    strongest = float(np.abs(shown.coupling[-1]))
+    features, pairs = np.unique([shown.feature, shown.neighbour], return_inverse=True)
+    pairs = pairs.reshape(2, -1).T
+    if layout is not None:
+        y, x = np.divmod(layout.pixels.astype(np.float64), layout.width)
+        size = max(layout.height, layout.width)
+        places = np.stack([x, size - 1 - y], axis=1)[features] / max(size - 1, 1)
+    else:
+        places = place_nodes(len(features), pairs, np.abs(shown.coupling) / strongest)
+    x, y = places.T
+    shown_names = [shorten_text(names[i], _MAX_NAME_LENGTH) for i in features.tolist()]
+    texts = () if layout is not None else (TextMarks(x, y, shown_names, side="above"),)
+    facts = [
+        ("feature", [names[i] for i in shown.feature.tolist()]),
+        ("neighbour", [names[i] for i in shown.neighbour.tolist()]),
+        ("coupling", [format_number(value, 3) for value in shown.coupling]),
+    ]
+    colours = [POSITIVE if value > 0 else NEGATIVE for value in shown.coupling.tolist()]
+    widths = np.maximum(_MAX_WIDTH * np.abs(shown.coupling) / strongest, _MIN_WIDTH)
+    lines = [places[pair] for pair in pairs]
+    nodes = [("feature", [names[i] for i in features.tolist()])]
+    plot = Plot(
+        Axis(-_MARGIN, 1 + _MARGIN, has_lines=False),
+        Axis(min(y.min(), 0.0) - 0.05, max(y.max(), 0.0) + 0.08, has_lines=False),
+        (
+            LineMarks(lines, colours, widths, facts=facts),
+            PointMarks(x, y, GREY, size=_NODE_SIZE, facts=nodes),
+            *texts,
+        ),
+        None if layout is not None else int(120 + (_WIDTH - 150) * float(np.ptp(y))),
+    )
+    note = (
+        "Lines join features that depend on each other, given all others. Thicker lines are "
+        f"stronger; the thickest stands for a coupling of {format_number(strongest, 2)}. "
+    )
+    note += "Points are pixels. " if layout else "Features that few edges separate are near. "
+    note += format_shown_count("edges", len(shown.feature), len(edges.feature), ", the strongest")
+    if n_alone := len(names) - len(features):
+        note += f" {n_alone:,} features without an edge here are not shown."
+    keys = tuple(
+        LegendKey(f"{sign} coupling", colour, "line")
+        for sign, colour in (("positive", POSITIVE), ("negative", NEGATIVE))
+        if colour in colours
+    )
+    pair = f"{names[edges.feature[0]]} and {names[edges.neighbour[0]]}"
+    alt = f"Network of {len(shown.feature):,} edges; the strongest joins {pair}."
+    width = _WIDTH if layout is None else 520
+    yield Figure("Network of features", alt, plot, note=note.strip(), keys=keys, width=width)
+
+
+def _count_shown(edges: NetworkEdges, layout: ImageLayout | None) -> int:
+    """Count the strongest edges for which there is room."""
+    if layout is not None:
+        return _MAX_PIXEL_EDGES
+    nodes: set[int] = set()
+    for k, pair in enumerate(zip(edges.feature.tolist(), edges.neighbour.tolist(), strict=True)):
+        nodes.update(pair)
+        if len(nodes) > _MAX_NODES or k == _MAX_EDGES:
+            return k
+    return len(edges.feature)
+
+
+def make_network_table(edges: NetworkEdges, names: Sequence[str]) -> TextTable:
+    """List the strongest edges."""
+    has_errors, rows = bool(np.isfinite(edges.standard_error).any()), []
+    for k in range(min(_MAX_TABLE_ROWS, len(edges.feature))):
+        coupling, ratio = float(edges.coupling[k]), float(np.exp(edges.coupling[k]))
+        error = f"{edges.standard_error[k]:.3f}".replace("nan", "–")
+        own = f"{coupling:.3f}".replace("-", "−"), format_number(ratio, 3)
+        pair = names[edges.feature[k]], names[edges.neighbour[k]]
+        rows.append((*pair, *own, *([error] if has_errors else [])))
+    columns = ("feature", "neighbour", "coupling", "odds ratio")
+    note = (
+        "If one of the two features is 1 instead of 0, the odds of the other are multiplied by "
+        "the odds ratio, the exponential of the coupling, given all other features. The command "
+        f"latentbits export --what edges writes all {len(edges.feature):,} edges."
+    )
+    more = ("standard error",) if has_errors else ()
+    return TextTable("Strongest edges", (*columns, *more), tuple(rows), note, True)
+
+
+def iter_network_sentences(
+    edges: NetworkEdges, names: Sequence[str], max_edges: int
+) -> Iterator[str]:
+    """Yield a sentence about the strongest edges, and one about the feature with most."""
+    texts = [
+        f"{names[edges.feature[k]]} and {names[edges.neighbour[k]]} "
+        f"({format_number(float(edges.coupling[k]), 2)})"
+        for k in range(min(max_edges, len(edges.feature)))
+    ]
+    verb = "edge joins" if len(texts) == 1 else "edges join"
+    yield f"The strongest {verb} {'; '.join(texts)}."
+    strength = np.bincount(
+        np.concatenate([edges.feature, edges.neighbour]),
+        np.tile(np.abs(edges.coupling), 2),
+        len(names),
+    )
+    most = int(strength.argmax())
+    yield (
+        f"The couplings of {names[most]} have the largest sum of sizes, "
+        f"{format_number(float(strength[most]), 2)}."
+    )

@@ -1,0 +1,167 @@
+"""Ising models: against scikit-learn, IsingFit's rule, and enumeration."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.special import expit
+from sklearn.linear_model import LogisticRegression
+
+from pipeline.errors import FitError
+from pipeline.fitting.loop import fit_model
+from pipeline.models.ising import Ising
+from pipeline.models.state import FitState
+from pipeline.random import RowRandom
+from tests.conformance.rows import SERIAL
+from tests.support.strategies import DenseData, make_memory_rows
+
+Floats = NDArray[np.float64]
+
+
+@lru_cache
+def draw_rows(n_rows: int, n_features: int, seed: int = 0) -> NDArray[np.uint8]:
+    """Draw rows of a sparse network by Gibbs sampling."""
+    rng = np.random.default_rng(seed)
+    shape = n_features, n_features
+    J = np.triu(rng.normal(0, 1.2, shape) * (rng.random(shape) < 2.5 / n_features), 1)
+    J += J.T
+    X = (rng.random((n_rows, n_features)) < 0.5).astype(np.uint8)
+    for _ in range(20):
+        for i in range(n_features):
+            X[:, i] = rng.random(n_rows) < expit(X @ J[i] - J[i].sum() / 2 - 0.3)
+    return X
+
+
+def fit(X: NDArray[np.uint8], observed: Any = None, weights: Any = None, **more: Any) -> FitState:
+    data = DenseData(X, observed, weights=weights)
+    return fit_model(Ising(**more), make_memory_rows(data), SERIAL)
+
+
+@pytest.mark.parametrize("penalty", ["none", "ridge", "lasso"])
+def test_coefficients_are_those_of_scikit_learn(penalty: str) -> None:
+    X, strength = draw_rows(1500, 7), None if penalty == "none" else 0.02
+    params = fit(X, penalty=penalty, strength=strength).params
+    scales = X.std(axis=0)
+    for i in (0, 5):
+        others = np.delete(np.arange(7), i)
+        model = LogisticRegression(
+            C=np.inf if strength is None else 1 / (len(X) * strength),
+            l1_ratio=float(penalty == "lasso"),
+            solver="saga" if penalty == "lasso" else "lbfgs",
+            tol=1e-9,
+            max_iter=10_000,
+        ).fit(X[:, others] / scales[others], X[:, i])
+        found = params.slopes[i, others] * scales[others]
+        np.testing.assert_allclose(found, model.coef_[0], atol=1e-5)
+        assert params.thresholds[i] == pytest.approx(model.intercept_[0], abs=1e-5)
+        assert (model.coef_ == 0).any() == (penalty == "lasso")
+
+
+def follow_path(X: Floats, y: Floats, weights: Floats, n_penalties: int) -> tuple[Any, ...]:
+    """Coefficients of glmnet's path, and their log-likelihoods: proximal gradient steps."""
+    n = weights.sum()
+    mean = weights @ X / n
+    Z = (X - mean) / np.sqrt(weights @ (X - mean) ** 2 / n)
+    gradient = np.abs(Z.T @ (weights * (y - weights @ y / n))) / n
+    penalties = gradient.max() * 1e-4 ** np.linspace(0, 1, n_penalties)
+    step = 4 * n / np.linalg.eigvalsh(Z.T @ (weights[:, None] * Z))[-1]
+    b, b0, found = np.zeros(Z.shape[1]), np.log(weights @ y / (n - weights @ y)), []
+    for penalty in penalties:
+        ahead, momentum = b, 1.0
+        for _ in range(3000):
+            residual = weights * (y - expit(Z @ ahead + b0)) / n
+            b0 += 4 * residual.sum()
+            moved = ahead + step * Z.T @ residual
+            moved = np.sign(moved) * np.maximum(np.abs(moved) - step * penalty, 0)
+            if np.abs(moved - b).max() < 1e-10 and abs(residual.sum()) < 1e-11:
+                break
+            after = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
+            ahead, b, momentum = moved + (momentum - 1) / after * (moved - b), moved, after
+        p = expit(Z @ b + b0)
+        found.append((b.copy(), float(weights @ np.log(np.where(y > 0, p, 1 - p)))))
+    scales = np.sqrt(weights @ (X - mean) ** 2 / n)
+    return np.array([b / scales for b, _ in found]), np.array([nats for _, nats in found])
+
+
+def test_edges_are_those_of_isingfit() -> None:
+    """The rule of IsingFit, written out: the path of glmnet, EBIC, and the AND rule."""
+    X = draw_rows(1500, 6, seed=3)
+    n_penalties, p = 12, X.shape[1]
+    patterns, weights = np.unique(X, axis=0, return_counts=True)
+    chosen = np.zeros((p, p))
+    for i in range(p):
+        others = np.delete(np.arange(p), i)
+        own = patterns[:, others].astype(float), patterns[:, i].astype(float), weights.astype(float)
+        slopes, nats = follow_path(*own, n_penalties)
+        n_neighbours = (slopes != 0).sum(axis=1)
+        penalty = n_neighbours * np.log(len(X)) + 2 * 0.25 * n_neighbours * np.log(p - 1)
+        chosen[i, others] = slopes[np.argmin(-2 * nats + penalty)]
+    expected = np.where((chosen != 0) & (chosen.T != 0), (chosen + chosen.T) / 2, 0.0)
+    params = fit(X, path=n_penalties).params
+    np.testing.assert_allclose(params.couplings, expected, atol=1e-5)
+    assert 0 < np.count_nonzero(params.couplings) < p * (p - 1)
+    either = fit(X, path=n_penalties, rule="or").params.couplings
+    np.testing.assert_allclose(either, (chosen + chosen.T) / 2, atol=1e-5)
+
+
+def test_wide_data_get_neighbours_that_few_candidates_miss(monkeypatch: Any) -> None:
+    X, strength = draw_rows(800, 12), 0.02
+    expected = fit(X, strength=strength).params
+    monkeypatch.setattr("pipeline.models.ising._NARROW", 4)
+    monkeypatch.setattr("pipeline.models.ising._CANDIDATES", 1)
+    found = fit(X, strength=strength)
+    np.testing.assert_allclose(found.params.slopes, expected.slopes, atol=1e-6)
+    assert found.converged
+
+
+def test_likelihoods_and_moments_are_those_of_enumeration() -> None:
+    X = draw_rows(1500, 12)
+    model, params = Ising(penalty="none"), fit(X, penalty="none").params
+    states = (np.arange(1 << 12)[:, None] >> np.arange(12) & 1).astype(np.uint8)
+    energies = states @ params.thresholds
+    energies += np.einsum("ni,ij,nj->n", states, np.triu(params.couplings), states)
+    shares = np.exp(energies - np.logaddexp.reduce(energies))
+    found = model.log_likelihood(params, DenseData(states, None).pack(), RowRandom(0)).nats
+    np.testing.assert_allclose(np.exp(found), shares, rtol=1e-10)
+    # A row whose values are partly missing has the sum over the states.
+    seen = np.zeros((1, 12), np.uint8)
+    seen[0, [2, 7]] = 1
+    row = DenseData(np.ones((1, 12), np.uint8) & seen, seen).pack()
+    expected = shares[(states[:, 2] == 1) & (states[:, 7] == 1)].sum()
+    assert np.exp(model.log_likelihood(params, row, RowRandom(0)).nats) == pytest.approx(expected)
+    drawn = model.sample(params, 100_000, np.random.default_rng(0))
+    pairs = drawn.T.astype(float) @ drawn / len(drawn)
+    np.testing.assert_allclose(pairs, states.T @ (shares[:, None] * states), atol=0.007)
+
+
+def test_copies_and_constants_are_named_and_numbers_stay_finite() -> None:
+    X = draw_rows(300, 6).copy()
+    X[:, 3], X[:, 4] = X[:, 1], 1
+    for settings in ({"penalty": "none"}, {}, {"penalty": "ridge", "strength": 0.1}):
+        state = fit(X, **settings)
+        assert np.isfinite(state.params.couplings).all()
+        assert not state.params.couplings[4].any()
+        by_text = {warning.text: warning.features for warning in state.warnings}
+        assert (4,) in by_text.values()
+        is_copy = [features for text, features in by_text.items() if "copies" in text]
+        assert is_copy == ([] if "strength" in settings else [(1, 3)]), settings
+
+
+def test_rows_with_missing_values_are_counted() -> None:
+    X = draw_rows(600, 6)
+    seen = np.ones_like(X)
+    seen[:100, 2] = 0
+    state = fit(X * seen, seen, penalty="none")
+    expected = fit(X[100:], penalty="none")
+    np.testing.assert_allclose(state.params.slopes, expected.params.slopes, atol=1e-9)
+    (warning,) = state.warnings
+    assert warning.text.startswith("100 of 600 rows have missing values and are left out")
+    assert warning.features == (2,)
+    seen[100:, 3] = 0
+    with pytest.raises(FitError, match="Only 0 of 600 rows have values of all features") as error:
+        fit(X * seen, seen)
+    assert error.value.message.features == (2, 3)
