@@ -47,6 +47,7 @@ from flows.fitting.provenance import compute_fingerprint
 from flows.running.executors import prepare_executor
 from flows.running.flow import StageRunner, make_flow, run_command, run_stages
 from flows.running.row_results import write_row_ranges
+from pipeline.data.blocks import RowSource
 from pipeline.data.column_measures import check_row_columns
 from pipeline.data.datasets import make_row_source
 from pipeline.data.features import (
@@ -61,6 +62,7 @@ from pipeline.evaluation.records import describe_provenance
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
 from pipeline.fitting.loop import check_seed
+from pipeline.inference.sequences import condition_rows, find_sequence_columns
 from pipeline.inference.transform import (
     AddedArrays,
     Reconstruction,
@@ -71,6 +73,7 @@ from pipeline.inference.transform import (
 )
 from pipeline.models.base import Model
 from pipeline.models.capabilities import (
+    HasSequences,
     ScoreKind,
     check_can_impute,
     check_can_reconstruct,
@@ -79,6 +82,7 @@ from pipeline.models.capabilities import (
 )
 from pipeline.models.known_items import KnownItems, match_items
 from pipeline.params import get_named_arrays
+from pipeline.passes.arrival_order import cut_in_arrival_order
 from pipeline.passes.row_ranges import (
     ROW,
     ArrayDescriptions,
@@ -137,8 +141,8 @@ dataset with the same features.
 `--impute` fills in missing values: each is predicted from all observed values of its row. Observed
 values are kept. The choices are those of `--reconstruct`; the array is called
 `imputed_probabilities`, `imputed_bits` and so on. The probabilities are exact, and do not depend on
-the codes. bernoulli-mixture, tree-mixture, hidden-tree and ising can compute them. `flows.ingest`
-also converts completed bits or levels to a dataset.
+the codes. bernoulli-mixture, tree-mixture, hidden-tree, hidden-markov and ising can compute them.
+`flows.ingest` also converts completed bits or levels to a dataset.
 """
 EXAMPLES = f"""Examples:
 
@@ -288,10 +292,18 @@ class TransformJob:
         return UnfinishedCodes(self.output.resolve(), compute_fingerprint(self.provenance))
 
 
+def _make_rows(job: TransformJob) -> RowSource:
+    """Make the rows readable, in smaller chunks if the model has sequences."""
+    model = job.coder.model
+    rows = make_row_source(job.dataset, job.split, columns=find_sequence_columns(model))
+    return cut_in_arrival_order(rows) if isinstance(model, HasSequences) else rows
+
+
 def _count_rows_by_chunk(job: TransformJob, executor: Executor) -> list[int]:
+    rows = _make_rows(job)
     if job.split is None:
-        return job.dataset.rows_per_chunk
-    counts = count_rows_by_chunk(make_row_source(job.dataset, job.split), executor)
+        return [*rows.rows_per_chunk]
+    counts = count_rows_by_chunk(rows, executor)
     if not any(counts):
         raise DataError(
             f"{job.dataset.path}: the split {job.split!r} has no rows. Choose another {{split}}."
@@ -312,11 +324,13 @@ def _write_codes(
     job: TransformJob, n_rows: list[int], executor: Executor, progress: Progress
 ) -> tuple[CodesWriter, list[list[int]]]:
     """Compute and store the codes; return the writer and the checksums of each range of rows."""
+    model, params = job.coder.model, job.coder.params
+    rows = condition_rows(model, params, _make_rows(job), executor, progress)
     task = TransformTask(
-        job.coder.model,
+        model,
         job.coder.read_arrays,
         RowRandom(job.options.seed),
-        make_row_source(job.dataset, job.split).read,
+        rows.read,
         find_segment_indices(job.coder.segments, job.dataset.segment_names),
         job.options.dtype,
         job.added_arrays,
@@ -413,6 +427,7 @@ def prepare_transform(options: TransformOptions) -> TransformJob:
                 )
     split = resolve_split(dataset, options.split)
     check_row_columns(dataset, split, coder.params)
+    dataset.check_columns(find_sequence_columns(coder.model))
     if split is None:
         check_table_size(output, dataset.n_rows)
     job = TransformJob(options, coder, dataset, split, output, open_executor)

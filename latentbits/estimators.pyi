@@ -580,6 +580,103 @@ class FastICA(ModelEstimator):
         n_jobs: int | None = None,
     ) -> None: ...
 
+class HiddenMarkov(ModelEstimator):
+    """Estimator of the hidden Markov model.
+
+    Parameters
+    ----------
+    n_components
+        Number of states. None doubles it from 1 while held-out rows become more likely.
+    row_id
+        Per-row column of the sequence that a row is of, such as a person; its rows follow
+        each other. If empty, all rows are one sequence.
+    time
+        Per-row column of the time, which must ascend within each sequence; if empty, rows
+        are in order. Steps count as equally long.
+    smoothing
+        Pseudo-counts of ones and zeros in every state, of each transition and of each first
+        state; also the number of rows with the mean and the variance of all rows that is
+        added for every continuous feature.
+    starts
+        Number of short runs; the fit continues with the best. None takes 3, or 10 if values
+        are missing.
+    acceleration
+        `squarem` or `none`.
+    max_iter
+        Maximum number of passes, for each start and number of states.
+    tol
+        Stop once the objective per row has changed by less than this in the last three
+        passes and is predicted to change by less in total, nats. The limit for all rows
+        together is 10,000 times this.
+    binarize
+        Values above it become 1, all others 0; `mean` takes the mean of each feature over
+        the fitted rows, None accepts only 0 and 1.
+    reverse
+        Names or patterns of columns to reverse, such as ['N5', 'E*'], whose lowest level
+        counts as the highest and so on; None reverses none.
+    random_state
+        Seed of all random draws, a RandomState, or None for NumPy's global state.
+    n_jobs
+        Number of threads; None is 1, -1 one per CPU. Results do not depend on it.
+
+    """
+
+    n_components: int | None
+    row_id: str
+    time: str
+    smoothing: float
+    starts: int | None
+    acceleration: Literal["squarem", "none"]
+    max_iter: int
+    tol: float
+    binarize: float | Literal["mean"] | None
+    reverse: list[str] | None
+    random_state: Any
+    n_jobs: int | None
+    probabilities_: NDArray[np.float64]
+    weights_: NDArray[np.float64]
+    n_levels_: NDArray[np.int64] | None
+    level_probabilities_: NDArray[np.float64] | None
+    probabilities_error_: NDArray[np.float64] | None
+    probabilities_interval_: NDArray[np.float64] | None
+    weights_error_: NDArray[np.float64] | None
+    level_probabilities_error_: NDArray[np.float64] | None
+    contrasts_error_: NDArray[np.float64] | None
+    means_: NDArray[np.float64] | None
+    deviations_: NDArray[np.float64] | None
+    overall_means_: NDArray[np.float64] | None
+    overall_deviations_: NDArray[np.float64] | None
+    means_error_: NDArray[np.float64] | None
+    deviations_error_: NDArray[np.float64] | None
+    segments_: NDArray[np.int64] | None
+    segment_rows_: NDArray[np.int64] | None
+    group_class_weights_: NDArray[np.float64] | None
+    group_class_weights_error_: NDArray[np.float64] | None
+    intercepts_: NDArray[np.float64] | None
+    coefficients_: NDArray[np.float64] | None
+    covariate_center_: NDArray[np.float64] | None
+    intercepts_error_: NDArray[np.float64] | None
+    coefficients_error_: NDArray[np.float64] | None
+    log_odds_error_: NDArray[np.float64] | None
+    initial_: NDArray[np.float64]
+    transition_: NDArray[np.float64]
+    def __init__(
+        self,
+        n_components: int | None = 4,
+        *,
+        row_id: str = "",
+        time: str = "",
+        smoothing: float = 0.1,
+        starts: int | None = None,
+        acceleration: Literal["squarem", "none"] = "squarem",
+        max_iter: int = 500,
+        tol: float = 1e-06,
+        binarize: float | Literal["mean"] | None = None,
+        reverse: list[str] | None = None,
+        random_state: Any = None,
+        n_jobs: int | None = None,
+    ) -> None: ...
+
 class HiddenTree(WeightedModelEstimator):
     """Estimator of the hidden tree.
 

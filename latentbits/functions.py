@@ -101,6 +101,7 @@ from pipeline.fitting.prepare import FitRequest, PatternTable, PreparedFit, prep
 from pipeline.inference.anchors import anchor_fit
 from pipeline.inference.orientation import orient_fit
 from pipeline.inference.query import SEGMENT_REMEDY, QueryAnswer, answer_query, make_query
+from pipeline.inference.sequences import condition_rows, find_sequence_columns
 from pipeline.inference.transform import (
     HELD_OUT,
     AddedArrays,
@@ -187,9 +188,9 @@ def fit(
         Ordered categoricals of a data frame are features with several levels, others are nominal.
     model
         Name of the model: autoencoder, bernoulli-mixture, binary-ica-likelihood, blica, bottleneck,
-        clipped-pca, fastica, hidden-tree, ising, kernel-pca, laplacian-eigenmap, latent-trait,
-        linear-ivae, noisy-or, rbm, stack, tree-mixture, or package.module:Class for a model of
-        another package. chow-liu is tree-mixture with one component.
+        clipped-pca, fastica, hidden-markov, hidden-tree, ising, kernel-pca, laplacian-eigenmap,
+        latent-trait, linear-ivae, noisy-or, rbm, stack, tree-mixture, or package.module:Class for a
+        model of another package. chow-liu is tree-mixture with one component.
     components
         Number of components, `auto` if the model can choose it, or None for its default.
     split
@@ -235,7 +236,8 @@ def fit(
         `evaluate` then read the columns of the rows that they get.
     row_id, time
         Per-row columns of the member that a row is of, and of its time, for latent-trait with
-        `dynamics="walk"`: there is a row for each member and period.
+        `dynamics="walk"`: there is a row for each member and period. For hidden-markov, columns of
+        the sequence that a row is of, and of its time; it needs neither.
     orient
         Signs of components, which are arbitrary in most models: `["q3=+1"]` reverses component 1 if
         the feature `q3` would have a negative loading, `["q3=-2"]` component 2 if it would have a
@@ -577,7 +579,7 @@ def transform_dataset(
             check_can_score(fitted.model, fitted.params, scores)
             if reconstruct or impute:
                 raise FitError(f"scores={scores!r} cannot be combined with reconstruct or impute.")
-        rows = make_row_source(dataset, split)
+        rows = _make_conditioned_rows(fitted, dataset, split, executor, show)
         task = _make_transform_task(fitted, dataset, rows, seed)
         features = list_features_to_reconstruct(dataset)
         added_arrays = AddedArrays(reconstruct, impute, scores=scores, features=features)
@@ -628,7 +630,8 @@ def compute_row_likelihoods(
     check_split_levels(fitted.manifest, dataset, "the fit")
     dataset = view_as_fitted(dataset, fitted.dataset_features)
     with _translate_errors(dataset), show_progress() as show:
-        subject, rows = _make_subject(fitted, dataset), make_row_source(dataset, None)
+        subject = _make_subject(fitted, dataset)
+        rows = _make_conditioned_rows(fitted, dataset, None, executor, show)
         measure = find_likelihood_measure(subject, rows.n_features)
         name = measure.name or ""
         if not isinstance(fitted.model, HasLogLikelihood | HasLowerBound):
@@ -641,6 +644,16 @@ def compute_row_likelihoods(
             task, measure=name, added_arrays=AddedArrays(features=list_features(dataset))
         )
         return transform_rows(task, rows, executor, show)[name]
+
+
+def _make_conditioned_rows(
+    fitted: Fitted, dataset: Dataset, split: str | None, executor: Executor, progress: Progress
+) -> RowSource:
+    """Return rows with what their neighbours say about them, if the model has sequences."""
+    columns = find_sequence_columns(fitted.model)
+    dataset.check_columns(columns)
+    rows = make_row_source(dataset, split, columns=columns)
+    return condition_rows(fitted.model, fitted.params, rows, executor, progress)
 
 
 def _make_transform_task(
@@ -797,7 +810,7 @@ def _score_rows(
     *run: Any,
 ) -> dict[str, Any]:
     """Measure likelihoods, reconstructions and neighbours."""
-    columns = subject.labels.columns if subject.labels else ()
+    columns = subject.labels.columns if subject.labels else find_sequence_columns(subject.model)
     rows = make_row_source(dataset, split, columns=columns)
     drawn = draw_dataset_rows(rows, MAX_QUERY_ROWS, *run)
     codes = describe_code_quality(subject, subject, drawn, vote, *run)

@@ -37,6 +37,7 @@ from pipeline.inference.next_items import (
     choose_next_items,
     make_item_bank,
 )
+from pipeline.inference.sequences import condition_block
 from pipeline.inference.transform import cast_for_storage
 from pipeline.models.capabilities import ScoreKind, check_can_score
 from pipeline.params import label_positions
@@ -323,7 +324,8 @@ class Scorer:
         model, params = self.fitted.model, self.fitted.params
         with limit_blas_threads():
             if scores == "eap":
-                codes = model.transform(params, block, self._rng)
+                rows = condition_block(model, params, block)
+                codes = model.transform(params, rows, self._rng)
             else:
                 codes = check_can_score(model, params, scores).score_rows(params, block, scores)
         is_finite = codes.get("is_finite", True)

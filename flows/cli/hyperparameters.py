@@ -38,11 +38,11 @@ else:
     ModelName = Literal[(*list_model_names(), *ALIASES)] | str
 """Name of a model. Prefect's forms offer the known names; `make_model` refuses others."""
 MODEL_GROUPS = {
-    "correlations, traits": ("clipped-pca", "latent-trait"),
-    "mixtures": ("bernoulli-mixture", "hidden-tree", "tree-mixture", "chow-liu"),
+    "pairs, traits, causes": ("clipped-pca", "ising", "latent-trait", "noisy-or"),
+    "classes, states": ("bernoulli-mixture", "hidden-markov", "hidden-tree"),
+    "trees, distances": ("tree-mixture", "chow-liu", "kernel-pca", "laplacian-eigenmap"),
     "independent components": ("blica", "binary-ica-likelihood", "fastica", "linear-ivae"),
     "neural networks": ("autoencoder", "bottleneck", "rbm", "stack"),
-    "causes, pairs, distances": ("noisy-or", "ising", "kernel-pca", "laplacian-eigenmap"),
 }
 """Topics of the models on the help page of `fit`; other models are listed last."""
 _TYPE_NAMES = {

@@ -113,6 +113,7 @@ from pipeline.executors.base import Executor, SerialExecutor
 from pipeline.executors.progress import Progress
 from pipeline.fitting.loop import check_seed, fit_model, initialize_fit
 from pipeline.fitting.prepare import adapt_fitted_model
+from pipeline.inference.sequences import find_sequence_columns
 from pipeline.models.base import Model
 from pipeline.models.capabilities import CanReconstruct, CanSample
 from pipeline.models.state import FitState
@@ -447,6 +448,7 @@ def _score_models(
     measures = {m.name: find_likelihood_measure(m.subject, n_features) for m in models}
     subjects = {model.name: (model.subject, measures[model.name].name) for model in models}
     columns = [model.subject.labels.columns for model in models if model.subject.labels]
+    columns += [find_sequence_columns(model.subject.model) for model in models]
     rows = job.make_row_source(tuple(dict.fromkeys(chain.from_iterable(columns))))
     return measures, score_models(subjects, rows, job.executor, job.options.seed, job.progress)
 

@@ -115,12 +115,12 @@ class FitOptions:
     ] = None
     row_id: Annotated[
         str | None,
-        Option(group=DATA, metavar="COLUMN", help="Column of the member that a row is of."),
+        Option(group=DATA, metavar="COLUMN", help="Column of a row's member or sequence."),
         ExampleValue("member"),
     ] = None
     time: Annotated[
         str | None,
-        Option(group=DATA, metavar="COLUMN", help="Column of its time, for positions over time."),
+        Option(group=DATA, metavar="COLUMN", help="Column of its time."),
         ExampleValue("congress"),
     ] = None
     features: Annotated[

@@ -179,7 +179,7 @@ def measure_row_covariates(
 
 
 def measure_row_periods(
-    dataset: Dataset, split: str | None, row_id: str | None, time: str | None
+    dataset: Dataset, split: str | None, row_id: str | None = None, time: str | None = None
 ) -> RowPeriods | None:
     """Check and sort the members and times of a dataset or split; only their columns are read.
 

@@ -38,6 +38,7 @@ from pipeline.evaluation.value_scores import (
 )
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress, ignore_progress
+from pipeline.inference.sequences import link_blocks
 from pipeline.inference.transform import compute_likelihoods
 from pipeline.models.base import Model
 from pipeline.models.capabilities import (
@@ -47,10 +48,12 @@ from pipeline.models.capabilities import (
     HasLogLikelihood,
     HasLowerBound,
     HasPseudoLikelihood,
+    HasSequences,
     LogLikelihood,
 )
 from pipeline.models.structure import Structure
 from pipeline.numerics.metrics import compute_bit_losses
+from pipeline.passes.arrival_order import cut_in_arrival_order
 from pipeline.passes.map_reduce import collect_statistics
 from pipeline.random import RowRandom
 from pipeline.statistics.sums import JointStatistics, Sums
@@ -251,7 +254,18 @@ def score_models(
     `seed` determines the codes; the other parameters are as for
     `pipeline.passes.map_reduce.collect_statistics`.
     """
-    score = partial(_score_block, subjects, RowRandom(seed))
+    conditions: dict[str, Callable[[BinaryBlock], BinaryBlock]] = {}
+    for name, (subject, _) in subjects.items():
+        if isinstance(subject.model, HasSequences):
+            rows = cut_in_arrival_order(rows)
+            own = (subject.model, subject.params, rows, executor, progress)
+            conditions[name] = link_blocks(*own)
+    if conditions and any(len(subject.segments) for subject, _ in subjects.values()):
+        raise FitError(
+            f"{next(iter(conditions))} takes rows in their order, other fits by segment. Evaluate "
+            "them one by one."
+        )
+    score = partial(_score_block, subjects, conditions, RowRandom(seed))
     joint = collect_statistics(score, rows, executor, "score", progress=progress)
     keys = [*subjects, *combinations(subjects, 2)]
     parts: dict[Any, Any] = dict(zip(keys, joint.parts, strict=True))
@@ -259,9 +273,16 @@ def score_models(
     return ModelScores(models, parts)
 
 
-def _score_block(subjects: SubjectsByName, rng: RowRandom, block: BinaryBlock) -> JointStatistics:
+def _score_block(
+    subjects: SubjectsByName,
+    conditions: Mapping[str, Callable[[BinaryBlock], BinaryBlock]],
+    rng: RowRandom,
+    block: BinaryBlock,
+) -> JointStatistics:
+    blocks = [conditions[name](block) if name in conditions else block for name in subjects]
+    parts = zip(*map(split_block, blocks), strict=True)
     return reduce(
-        JointStatistics.merge, (_score_part(subjects, rng, part) for part in split_block(block))
+        JointStatistics.merge, (_score_parts(subjects, rng, own_parts) for own_parts in parts)
     )
 
 
@@ -284,9 +305,12 @@ class _RowScores(NamedTuple):
     errors: Mapping[str, tuple[Counts, Counts]]
 
 
-def _score_part(subjects: SubjectsByName, rng: RowRandom, block: BinaryBlock) -> JointStatistics:
+def _score_parts(
+    subjects: SubjectsByName, rng: RowRandom, blocks: Sequence[BinaryBlock]
+) -> JointStatistics:
+    """Score the same rows by each model; `blocks` are as each model needs them."""
     sums, row_scores = [], []
-    for name, (subject, measure) in subjects.items():
+    for block, (name, (subject, measure)) in zip(blocks, subjects.items(), strict=True):
         try:
             model_sums, scores = _score_rows(subject, measure, rng, block)
         except FitError as error:

@@ -39,9 +39,11 @@ from pipeline.models.capabilities import (
     CanLearnLocally,
     CanStartOnSample,
     CanTakeNewtonSteps,
+    HasSequences,
 )
 from pipeline.models.state import Arrays, FitState
 from pipeline.params import convert_to_c_order
+from pipeline.passes.arrival_order import cut_in_arrival_order
 from pipeline.passes.map_reduce import (
     NO_KEPT_SUMS,
     TASK_MEMORY,
@@ -85,18 +87,50 @@ def collect_pass_statistics(
     kept: KeptSums[Any] = NO_KEPT_SUMS,
 ) -> Statistics:
     """Sum the statistics of one pass at the parameters of the state, or of each of its starts."""
-    inputs = _make_pass_inputs(state, seed)
+    inputs, label = _make_pass_inputs(state, seed), format_pass_label(model, state)
+    if isinstance(model, HasSequences):
+        rows = cut_in_arrival_order(rows)
+        work = _estimate_work(model, inputs, rows)
+        inputs = _connect_blocks(model, inputs, rows, executor, label, progress, work)
     statistics: Statistics = collect_groups(
         partial(_sum_group, model, inputs),
         rows,
         executor,
-        format_pass_label(model, state),
+        label,
         model.make_tiles(rows.n_features, rows.n_segments, TASK_MEMORY),
         progress,
         kept,
         _estimate_work(model, inputs, rows),
     )
     return statistics
+
+
+def _connect_blocks(
+    model: HasSequences,
+    inputs_by_start: tuple[PassInputs, ...],
+    rows: RowSource,
+    executor: Executor,
+    label: str,
+    progress: Progress,
+    work: WorkEstimate,
+) -> tuple[PassInputs, ...]:
+    """Add to the inputs of every start what all rows say about each block."""
+    summarize = partial(_summarize_links, model, inputs_by_start)
+    links: JointStatistics = collect_statistics(
+        summarize, rows, executor, f"{label}, links", progress=progress, work=work
+    )
+    return tuple(
+        inputs._replace(working={**inputs.working, **model.connect_links(inputs.params, own)})
+        for inputs, own in zip(inputs_by_start, links.parts, strict=True)
+    )
+
+
+def _summarize_links(
+    model: HasSequences, inputs_by_start: tuple[PassInputs, ...], block: BinaryBlock
+) -> JointStatistics:
+    return JointStatistics(
+        tuple(model.summarize_links(p.params, p.working, block, p.rng) for p in inputs_by_start)
+    )
 
 
 def _estimate_work(

@@ -16,8 +16,9 @@ from pipeline.data.features import join_values
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress, ignore_progress
 from pipeline.fitting.fit_pass import estimate_work
+from pipeline.inference.sequences import condition_rows
 from pipeline.models.base import Model
-from pipeline.models.capabilities import HasExactLikelihood, IsMixture
+from pipeline.models.capabilities import HasExactLikelihood, HasSequences, IsMixture
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
 from pipeline.passes.map_reduce import collect_statistics
@@ -51,9 +52,11 @@ def add_fit_statistics(
     n_parameters = model.count_free_parameters(state)
     if n_parameters is None:
         return state
-    reason = _explain_missing_patterns(model.structure, rows.n_features)
+    reason = "rows depend on each other" if isinstance(model, HasSequences) else ""
+    reason = reason or _explain_missing_patterns(model.structure, rows.n_features)
     counts_patterns = not reason
     rng = RowRandom(seed)
+    rows = condition_rows(model, state.params, rows, executor, progress)
     summarize = partial(_sum_likelihoods, model, state.params, rng, counts_patterns)
     work = estimate_work(model, state, rows)
     sums = collect_statistics(summarize, rows, executor, "likelihood", progress=progress, work=work)

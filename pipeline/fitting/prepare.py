@@ -51,6 +51,7 @@ from pipeline.inference.anchors import Anchor, prepare_anchors
 from pipeline.inference.from_artifact import LoadedModel
 from pipeline.inference.orientation import Pole, prepare_poles
 from pipeline.models.base import Model
+from pipeline.models.capabilities import HasSequences
 from pipeline.models.known_items import (
     KnownItems,
     find_known_values,
@@ -61,7 +62,7 @@ from pipeline.models.loading_pattern import (
     match_traits,
     read_loading_pattern,
 )
-from pipeline.models.registry import find_models, get_fixed_settings, make_model
+from pipeline.models.registry import find_model_class, find_models, get_fixed_settings, make_model
 from pipeline.models.settings import AUTO
 from pipeline.models.structure import Structure
 from pipeline.models.support import Part, check_features, check_parts
@@ -170,13 +171,29 @@ class FitRequest:
             "known items": self.items is not None,
             choose_weight_kind(self.weights): self.weight is not None,
             "clusters": self.psu is not None and self.weights == "sampling",
-            "periods": self.row_id is not None or self.time is not None,
+            "periods": bool(self.periods),
         }
         return [part for part, is_used in parts.items() if is_used]
 
     def make_model(self) -> Model:
         """Return the model with its settings, before it is matched to other wishes."""
-        return make_model(self.model, self.components, self.settings)
+        settings = {**self.settings, **self._sequence_settings}
+        return make_model(self.model, self.components, settings)
+
+    @property
+    def periods(self) -> Mapping[str, str]:
+        """The columns of members and times, by role, unless they are settings of the model."""
+        return {} if self._sequence_settings else self._named_columns
+
+    @property
+    def _named_columns(self) -> Mapping[str, str]:
+        named = {"row_id": self.row_id, "time": self.time}
+        return {name: column for name, column in named.items() if column is not None}
+
+    @property
+    def _sequence_settings(self) -> Mapping[str, str]:
+        has_sequences = issubclass(find_model_class(self.model), HasSequences)
+        return self._named_columns if has_sequences else {}
 
 
 def _copy_to_tuple(name: str, value: Any) -> Any:
@@ -254,8 +271,10 @@ def prepare(request: FitRequest, dataset: DatasetT) -> PreparedFit[DatasetT]:
     if "groups" in parts:
         dataset = dataset if request.group is None else dataset.segment_by(request.group)
         groups = list_groups(dataset, split, weights)
+    if isinstance(model, HasSequences):
+        dataset.check_columns(model.list_required_columns())
     covariates = measure_row_covariates(dataset, split, request.covariates, weights)
-    periods = measure_row_periods(dataset, split, request.row_id, request.time)
+    periods = measure_row_periods(dataset, split, **request.periods)
     row_columns = RowColumns(covariates, None if periods is None else periods.columns)
     dataset = dataset.with_row_columns(row_columns)
     pattern = None

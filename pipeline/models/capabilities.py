@@ -405,6 +405,26 @@ class HasInformationPass(Protocol):
 
 
 @runtime_checkable
+class HasSequences(Protocol):
+    """Its rows depend on those before and after them, in the order in which they arrived.
+
+    Each pass begins with a sweep that links the blocks. The rows of a finished fit get covariates
+    from their neighbours, see `pipeline.inference.sequences`; without, a row stands by itself.
+    """
+
+    def summarize_links(
+        self, params: Any, working: Arrays, block: BinaryBlock, rng: RowRandom
+    ) -> Statistics:
+        """MAP: summarize what a block says about its neighbours; with `paths`, also for paths."""
+
+    def connect_links(self, params: Any, links: Any) -> Arrays:
+        """CENTRAL: return what all rows say about each block; `working` has these arrays then."""
+
+    def condition(self, params: Any, working: Arrays, block: BinaryBlock) -> BinaryBlock:
+        """MAP: return a block with what its neighbours say about each row as covariates."""
+
+
+@runtime_checkable
 class CanWarmStart(Protocol):
     """Can start from the parameters of an earlier fit, which may have had other settings.
 

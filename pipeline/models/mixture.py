@@ -207,8 +207,8 @@ class Mixture(Model):
         if fit.manifest["n_components"] == larger.manifest["n_components"]:
             return ""
         return (
-            "a fit with fewer classes lies at the boundary of the larger one, where twice the "
-            "gain follows no χ² distribution"
+            f"a fit with fewer {self.vocabulary.components} lies at the boundary of the larger "
+            "one, where twice the gain follows no χ² distribution"
         )
 
     def _try_next_number(self, state: FitState, statistics: Sums, most: int) -> FitState | None:
@@ -296,7 +296,7 @@ class Mixture(Model):
 
     def _warn_about_components(self, n_components: int, empty: int) -> tuple[FitWarning, ...]:
         """Warn about empty components, or about the end of the search for their number."""
-        text = f"classes with less than one row: {empty} of {n_components}"
+        text = f"{self.vocabulary.components} with less than one row: {empty} of {n_components}"
         if empty and self.n_components is None and self.n_compared is None:
             filled = n_components - empty
             text += f"; their number was doubled automatically, {{components={filled}}} avoids them"
@@ -318,7 +318,7 @@ class Mixture(Model):
             return ()
         return (
             FitWarning(
-                f"BIC is lowest at {n_components} classes, the largest number that was "
-                "compared; set a larger {max_components}"
+                f"BIC is lowest at {n_components} {self.vocabulary.components}, the largest number "
+                "that was compared; set a larger {max_components}"
             ),
         )

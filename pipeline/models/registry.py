@@ -41,6 +41,7 @@ _OWN_MODELS = {
     "bottleneck": "pipeline.models.bottleneck:Bottleneck",
     "clipped-pca": "pipeline.models.clipped_pca.model:ClippedPCA",
     "fastica": "pipeline.models.binary_ica.fastica:FastICA",
+    "hidden-markov": "pipeline.models.hidden_markov.model:HiddenMarkov",
     "hidden-tree": "pipeline.models.trees.hidden_tree:HiddenTree",
     "ising": "pipeline.models.ising:Ising",
     "kernel-pca": "pipeline.models.kernel_pca:KernelPCA",

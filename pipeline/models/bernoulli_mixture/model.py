@@ -35,7 +35,7 @@ themselves if there are fewer than about 2 log₂ n_components + 1 features.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any, ClassVar, Literal
@@ -46,11 +46,8 @@ from numpy.typing import NDArray
 
 from pipeline.arrays import Array
 from pipeline.data.blocks import BinaryBlock, iter_word_ranges
-from pipeline.data.features import select_with_levels
-from pipeline.data.level_probabilities import find_level_probabilities
 from pipeline.data.matching import draw_segments
-from pipeline.errors import FitError, FitWarning
-from pipeline.executors.base import MapFunction
+from pipeline.errors import FitError
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.learning.held_out import run_e_step_with_held_out
 from pipeline.models.bernoulli_mixture.class_regression import (
@@ -58,30 +55,22 @@ from pipeline.models.bernoulli_mixture.class_regression import (
     ClassWeightsByCovariates,
     limit_covariates,
 )
+from pipeline.models.bernoulli_mixture.classes import (
+    MIN_SMOOTHING,
+    ClassMixture,
+    compute_class_posterior,
+    count_observed,
+)
 from pipeline.models.bernoulli_mixture.e_step import (
-    MixtureTerms,
-    compute_log_joint,
-    mixture_posterior,
     sum_mixture_statistics,
 )
 from pipeline.models.bernoulli_mixture.gaussians import (
-    MIN_DEVIATION,
-    Gaussians,
-    compute_log_prior,
-    find_collapsed,
-    find_smoothed,
-    find_unsupported,
     sum_gaussian_statistics,
-    update_gaussians,
 )
 from pipeline.models.bernoulli_mixture.groups import ClassWeightsByGroup
-from pipeline.models.bernoulli_mixture.imputation import compute_plane_probabilities
 from pipeline.models.bernoulli_mixture.levels import (
     count_determined_parameters,
-    count_levels_from,
-    count_reached,
     cumulate_planes,
-    draw_levels,
     mask_unreached_planes,
 )
 from pipeline.models.bernoulli_mixture.newton_steps import (
@@ -99,7 +88,6 @@ from pipeline.models.bernoulli_mixture.standard_errors import (
     sum_mixture_information,
 )
 from pipeline.models.capabilities import FitRecord, LogLikelihood
-from pipeline.models.mixture import Mixture
 from pipeline.models.sample_sizes import (
     ROWS_PER_CLASS,
     ROWS_PER_PARAMETER,
@@ -112,12 +100,7 @@ from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import (
     FeatureCounts,
-    count_present_levels,
-    count_rows_by_level,
-    pool_margins,
-    warn_about_levels,
 )
-from pipeline.statistics.measurements import MeasuredCounts, check_numbers
 from pipeline.statistics.sums import ClusteredSums, Sums
 
 MAX_PARAMETERS = 1500
@@ -128,12 +111,10 @@ _SAMPLE_STARTS = 10
 _INFORMATION_PASSES = 0.25  # that the information of a sample may take as long as
 _MAX_DRAWN_VALUES = 1 << 25
 """Values that a draw of the bootstrap test may have; they are in memory at once."""
-_MAX_SHOWN = 3  # components in a warning
-_MIN_SMOOTHING = 1e-6  # keeps 1 − p accurate for up to 1e9 rows
 
 
 @dataclass(frozen=True)
-class BernoulliMixture(Mixture):
+class BernoulliMixture(ClassMixture):
     """Hyperparameters of the mixture of products of Bernoullis.
 
     Attributes
@@ -170,12 +151,11 @@ class BernoulliMixture(Mixture):
         "which class of one part belongs to which class of another is not determined"
     )
     statistics: ClassVar[type[Sums]] = Sums
-    params: ClassVar[type[BernoulliMixtureParams]] = BernoulliMixtureParams
     acceleration: ClassVar[str] = "squarem"
     max_held_out_components: ClassVar[int] = 256
     short_run_tol: ClassVar[float] = 1e-3
     n_components: int | None = 10
-    smoothing: float = setting(0.1, minimum=_MIN_SMOOTHING)
+    smoothing: float = setting(0.1, minimum=MIN_SMOOTHING)
     starts: int | None = setting(None, minimum=1)
     max_components: int | None = setting(None, minimum=1)
     blrt: int = setting(0, minimum=0)
@@ -189,20 +169,10 @@ class BernoulliMixture(Mixture):
         return self.max_components or (self.n_components if self.blrt else None)
 
     @property
-    def n_levels(self) -> NDArray[np.int64] | None:
-        """Number of levels of each feature, 1 of a continuous one; None if all have two."""
-        return self.structure.n_levels
-
-    @property
     def _class_weights(self) -> ClassWeightsByGroup | ClassWeightsByCovariates:
         if self.structure.covariates is None:
             return ClassWeightsByGroup(self.structure.groups, self.smoothing)
         return ClassWeightsByCovariates(self.structure.covariates, self.smoothing)
-
-    @property
-    def _pseudo_ones(self) -> Array | float:
-        """Pseudo-counts of the ones of each plane; those of its zeros are `smoothing`."""
-        return self.smoothing * count_levels_from(self.n_levels)
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the bytes of each task's sums and logarithms, and of the extrapolation."""
@@ -232,29 +202,13 @@ class BernoulliMixture(Mixture):
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Check the counts, and start from random components around the margins."""
-        features = select_with_levels(self.structure.features)
-        level_rows = count_rows_by_level(first, features)
-        warnings = warn_about_levels(level_rows, features)
-        if self.structure.covariates is not None:
-            warnings = (*warnings, *self.structure.covariates.make_warnings())
         self._check_bootstrap(first)
-        observed, ones = pool_margins(first)
-        observed = count_reached(observed, ones, self.n_levels)
-        self._check_number_of_components(first)
-        auxiliary = {
-            "n_rows": np.array(first.n_rows),
-            "weight": np.array(first.weight),
-            "is_complete": np.array(first.is_complete),
-            "has_sampling_weights": np.array(first.has_sampling_weights),
-            "n_present": count_present_levels(level_rows),
-            "margins": scipy.special.logit(
-                (ones + self._pseudo_ones) / (observed + (self._pseudo_ones + self.smoothing))
-            ),
-            "seed": rng.integers(2**63, size=1),
-            **self._measure_numbers(first),
-        }
-        state = FitState(None, auxiliary=auxiliary, warnings=warnings)
-        return self._begin_fit(state)
+        state = self._describe_counts(first, rng)
+        if self.structure.covariates is not None:
+            state = state.with_warnings(self.structure.covariates.make_warnings())
+        has_sampling_weights = np.array(first.has_sampling_weights)
+        auxiliary = {**state.auxiliary, "has_sampling_weights": has_sampling_weights}
+        return self._begin_fit(replace(state, auxiliary=auxiliary))
 
     def _check_bootstrap(self, first: FeatureCounts) -> None:
         """Refuse tests for which rows cannot be drawn."""
@@ -277,13 +231,6 @@ class BernoulliMixture(Mixture):
         if reason:
             raise FitError(f"{{blrt}} is {self.blrt}, but {reason}.", parameter="blrt")
 
-    def _measure_numbers(self, first: FeatureCounts) -> Arrays:
-        if not isinstance(first, MeasuredCounts):
-            return {}
-        check_numbers(first, self.structure.features)
-        deviations = np.sqrt(first.squares / first.number_weights)
-        return {"overall_means": first.means, "overall_deviations": deviations}
-
     def _make_working(self, held_out: float, *, is_short: bool) -> Arrays:
         """Limit covariates at first if rows have high leverage."""
         working = super()._make_working(held_out, is_short=is_short)
@@ -297,34 +244,9 @@ class BernoulliMixture(Mixture):
             return super().next_stage(state, statistics)
         return replace(state, working=super()._make_working(0.0, is_short=False))
 
-    def _draw_start(
-        self, auxiliary: Arrays, n_components: int, start: int
-    ) -> BernoulliMixtureParams:
-        margins = auxiliary["margins"]
-        rng = np.random.default_rng([int(auxiliary["seed"][0]), n_components, start])
-        noise = rng.standard_normal((n_components, len(margins))) if n_components > 1 else 0.0
-        probabilities = np.atleast_2d(scipy.special.expit(margins + noise))
-        params = BernoulliMixtureParams(
-            cumulate_planes(probabilities, self.n_levels),
-            np.full(n_components, 1 / n_components),
-            n_levels=self.n_levels,
-        )
-        if "overall_means" in auxiliary:
-            overall = auxiliary["overall_means"], auxiliary["overall_deviations"]
-            shape = (n_components, len(overall[0]))
-            noise = rng.standard_normal(shape) if n_components > 1 else np.zeros(shape)
-            deviations = np.broadcast_to(overall[1], shape)
-            gaussians = Gaussians(overall[0] + deviations * noise, deviations.copy(), *overall)
-            params = replace(params, gaussians=gaussians)
-        return self._class_weights.begin(params)
-
     def warm_start(self, state: FitState, params: BernoulliMixtureParams) -> FitState:
         """Start from an earlier fit of any structure, without short runs."""
-        if params.gaussians is not None:
-            names = ("overall_means", "overall_deviations")
-            own = {name: state.auxiliary[name] for name in names}
-            params = replace(params, gaussians=replace(params.gaussians, **own))
-        params = self._class_weights.begin(params)
+        params = self._class_weights.begin(self._measure_again(state, params))
         state = self.keep_order(self._begin_long_run(state, 0.0), params.probabilities)
         return replace(state, params=params)
 
@@ -405,48 +327,16 @@ class BernoulliMixture(Mixture):
 
     def objective(self, params: BernoulliMixtureParams, statistics: Sums) -> float:
         """Return the mean log-likelihood per row plus the log prior per row, nats."""
-        p = params.continuation
-        log_prior = (count_levels_from(self.n_levels) * np.log(p)).sum() + np.log1p(-p).sum()
+        log_prior = self._compute_log_prior_of_features(params)
         log_prior += self._class_weights.compute_log_prior(params, statistics)
-        if params.gaussians is not None:
-            log_prior += compute_log_prior(params.gaussians)
         return float((statistics.objective + self.smoothing * log_prior) / statistics.weight)
-
-    def update(
-        self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
-    ) -> FitState:
-        """Run the M-step."""
-        params = self._run_m_step(state.params, statistics)
-        if params.gaussians is None:
-            return replace(state, params=params)
-        # The deviations rest on these rows.
-        auxiliary = {**state.auxiliary, "number_rows": statistics.values["numbers"]}
-        return replace(state, params=params, auxiliary=auxiliary)
 
     def _run_m_step(
         self, params: BernoulliMixtureParams, statistics: Sums
     ) -> BernoulliMixtureParams:
-        s, values = self.smoothing, statistics.values
-        ones, mass = values["ones"].T, values["mass"].sum(axis=0)
-        observed = _count_observed(statistics)
-        weights = (mass + s) / (mass + s).sum()
-        continuation = (ones + self._pseudo_ones) / (observed + (self._pseudo_ones + s))
-        probabilities = cumulate_planes(continuation, self.n_levels)
-        params = replace(params, probabilities=probabilities, weights=weights)
-        params = self._class_weights.update(params, statistics)
-        if params.gaussians is None:
-            return params
-        return replace(params, gaussians=update_gaussians(params.gaussians, values, s))
-
-    def select_starts(self, ranked: Mapping[str, Sequence[FitState]]) -> FitState:
-        """Continue with the best start, of those without a collapsed component if there are any."""
-        (starts,) = ranked.values()
-        sensible = (start for start in starts if not self._has_collapsed(start))
-        return self.select_start(next(sensible, starts[0]))
-
-    def _has_collapsed(self, state: FitState) -> bool:
-        rows = state.auxiliary.get("number_rows")
-        return rows is not None and bool(find_collapsed(state.params.gaussians, rows).any())
+        mass = statistics.values["mass"].sum(axis=0) + self.smoothing
+        params = replace(self._update_features(params, statistics), weights=mass / mass.sum())
+        return self._class_weights.update(params, statistics)
 
     def pack_params(self, params: BernoulliMixtureParams) -> Array:
         """Return log-odds, then log-weights, or coefficients of standardized covariates."""
@@ -513,7 +403,7 @@ class BernoulliMixture(Mixture):
         params = state.params
         p = params.continuation
         pseudo = self._pseudo_ones + self.smoothing
-        complete = [((_count_observed(statistics) + pseudo) * p * (1 - p)).ravel()]
+        complete = [((count_observed(statistics) + pseudo) * p * (1 - p)).ravel()]
         if params.gaussians is not None:
             total = statistics.values["numbers"] + self.smoothing
             ratio = params.gaussians.overall_deviations / params.gaussians.deviations
@@ -544,62 +434,8 @@ class BernoulliMixture(Mixture):
 
     def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Sort the components by their mean weight, and add diagnostics and warnings."""
-        values = statistics.values
         params = self._class_weights.finish(state.params, statistics)
-        order = self.sort_components(state, params.weights, params.probabilities)
-        params = params.take_components(order)
-        if params.n_levels is not None:
-            by_level = find_level_probabilities(params.probabilities, params.planes_per_feature + 1)
-            params = replace(params, level_probabilities=by_level)
-        mass = values["mass"].sum(axis=0)
-        state = self._describe_components(state, mass, values["empty_rows"])
-        if params.gaussians is not None:
-            warnings = self._warn_about_numbers(params.gaussians, values["numbers"][order])
-            state = replace(state, warnings=(*state.warnings, *warnings))
-        return replace(state, params=params)
-
-    def _warn_about_numbers(self, gaussians: Gaussians, rows: Array) -> list[FitWarning]:
-        """Name features and components with unreliable deviations."""
-        is_smoothed = find_smoothed(gaussians, rows, self.smoothing)
-        is_unsupported = find_unsupported(gaussians, rows) & ~is_smoothed
-        kinds = (
-            (
-                is_smoothed,
-                "features whose standard deviation in a class comes from {smoothing}, or from "
-                f"its lower bound of {MIN_DEVIATION} of that in all rows, because the rows there "
-                "are (nearly) equal",
-            ),
-            (
-                is_unsupported,
-                "features whose standard deviation in a class rests on few rows, which may "
-                "only be close to each other by chance",
-            ),
-        )
-        return [
-            self._warn_about_deviations(gaussians, rows, places, text)
-            for places, text in kinds
-            if places.any()
-        ]
-
-    def _warn_about_deviations(
-        self, gaussians: Gaussians, rows: Array, places: NDArray[np.bool_], text: str
-    ) -> FitWarning:
-        """Name features, and the components with the fewest rows of those that are concerned."""
-        components = np.flatnonzero(places.any(axis=1))
-        fewest = np.where(places, rows, np.inf).min(axis=1)
-        components = components[np.argsort(fewest[components], kind="stable")]
-        ratios = np.where(places, gaussians.deviations / gaussians.overall_deviations, np.inf)
-        shown = "; ".join(
-            f"class {k + 1} with {fewest[k]:.1f} rows and a standard deviation of "
-            f"{ratios[k].min():.2g} of that in all rows"
-            for k in components[:_MAX_SHOWN].tolist()
-        )
-        more = len(components) - _MAX_SHOWN
-        shown += f"; and {more} more" if more > 0 else ""
-        features = tuple(self.structure.continuous[places.any(axis=0)].tolist())
-        remedy = "choose fewer {components} or more {smoothing}"
-        warning = FitWarning(f"{text}: {{features}} ({shown}); {remedy}", features)
-        return warning.with_names(self.structure.feature_names)
+        return self._finish_classes(state, params, statistics)
 
     def begin_information_pass(self, state: FitState) -> Arrays | None:
         """Request the sums for standard errors, unless there are too many parameters."""
@@ -714,59 +550,15 @@ class BernoulliMixture(Mixture):
             return ""
         return "the larger fit lacks groups or covariates of the smaller one"
 
-    def transform(
-        self, params: BernoulliMixtureParams, block: BinaryBlock, rng: RowRandom
-    ) -> Mapping[str, NDArray[Any]]:
-        """Return P(k | x) as `mean`, (n_samples, n_components)."""
-        return {"mean": _posterior(params, block)[0]}
-
-    def compute_posterior(
-        self, params: BernoulliMixtureParams, block: BinaryBlock
-    ) -> tuple[Array, Array]:
-        """Return P(k | x), (n_samples, n_components), and log P(x), (n_samples,)."""
-        return _posterior(params, block)
-
     def log_likelihood(
         self, params: BernoulliMixtureParams, block: BinaryBlock, rng: RowRandom
     ) -> LogLikelihood:
         """Return the exact log P of the observed values of each row."""
-        _, nats = _posterior(params, block)
+        _, nats = compute_class_posterior(params, block)
         return LogLikelihood(nats, np.zeros_like(nats))
 
-    def impute(self, params: BernoulliMixtureParams, block: BinaryBlock, rng: RowRandom) -> Array:
-        """Return P(plane = 1 | all other values of the row), (n_samples, n_planes)."""
-        masked, terms = _prepare_rows(params, block)
-        joint = compute_log_joint(masked.words, masked.observed_words, masked.n_samples, terms)
-        return compute_plane_probabilities(
-            block, params.planes_per_feature, terms, params.probabilities, joint
-        )
-
-    def sample(
-        self,
-        params: BernoulliMixtureParams,
-        n_samples: int,
-        rng: np.random.Generator,
-        segments: NDArray[np.int64] | None = None,
-    ) -> NDArray[np.uint8]:
-        """Draw rows, (n_samples, n_features), of the groups of these segments if there are any."""
-        return self.sample_numbers(params, n_samples, rng, segments)[0]
-
-    def sample_numbers(
-        self,
-        params: BernoulliMixtureParams,
-        n_samples: int,
-        rng: np.random.Generator,
-        segments: NDArray[np.int64] | None = None,
-    ) -> tuple[NDArray[np.uint8], Array]:
-        """Draw rows as `sample` does, with values of continuous features."""
-        components = self._draw_components(params, n_samples, rng, segments)
-        uniform = rng.random((n_samples, params.probabilities.shape[1]))
-        bits = (uniform < params.continuation[components]).astype(np.uint8)
-        numbers = rng.standard_normal((n_samples, params.n_numbers))
-        if params.gaussians is not None:
-            numbers *= params.gaussians.deviations[components]
-            numbers += params.gaussians.means[components]
-        return draw_levels(bits, params.n_levels), numbers
+    def _begin_params(self, params: BernoulliMixtureParams) -> BernoulliMixtureParams:
+        return self._class_weights.begin(params)
 
     def _draw_components(
         self,
@@ -786,75 +578,12 @@ class BernoulliMixture(Mixture):
             components[rows] = rng.choice(len(own), len(rows), p=own)
         return components
 
-    def reconstruct(
-        self,
-        params: BernoulliMixtureParams,
-        codes: Array,
-        segments: NDArray[np.int64] | None = None,
-    ) -> Array:
-        """Return Σ_k codes_k p_k clipped to 0 and 1, (n_samples, n_features)."""
-        probabilities: Array = np.clip(codes @ params.probabilities, 0.0, 1.0)
-        return probabilities
-
-    def reconstruct_numbers(
-        self,
-        params: BernoulliMixtureParams,
-        codes: Array,
-        segments: NDArray[np.int64] | None = None,
-    ) -> Array:
-        """Return Σ_k codes_k μ_k, (n_samples, n_continuous)."""
-        if params.gaussians is None:
-            return np.empty((len(codes), 0))
-        numbers: Array = codes @ params.gaussians.means
-        return numbers
-
-    def number_probabilities(
-        self,
-        params: BernoulliMixtureParams,
-        codes: Mapping[str, Array],
-        numbers: Array,
-        segments: NDArray[np.int64] | None = None,
-    ) -> Array:
-        """Return Σ_k codes_k Φ((x − μ_k) / σ_k), (n_samples, n_continuous)."""
-        probabilities = np.zeros(numbers.shape)
-        if params.gaussians is None:
-            return probabilities
-        means, deviations = params.gaussians.means, params.gaussians.deviations
-        for k, weights in enumerate(codes["mean"].T):
-            probabilities += weights[:, None] * scipy.special.ndtr(
-                (numbers - means[k]) / deviations[k]
-            )
-        return probabilities
-
-
-def _count_observed(statistics: Sums) -> Array:
-    """Return the observed values of each plane by component, (n_components, n_planes)."""
-    values = statistics.values
-    mass: Array = values["mass"].sum(axis=0)[:, None]
-    # Rounding must not lead to more ones than values.
-    observed: Array = np.maximum(mass - values["missing"].T, values["ones"].T)
-    return observed
-
-
-def _prepare_rows(
-    params: BernoulliMixtureParams, block: BinaryBlock
-) -> tuple[BinaryBlock, MixtureTerms]:
-    """Return the rows without the planes that they do not reach, and the terms of the E-step."""
-    _, log_weights = params.compute_class_weights(block)
-    terms = params.compute_terms(block, log_weights)
-    return mask_unreached_planes(block, params.n_levels), terms
-
-
-def _posterior(params: BernoulliMixtureParams, block: BinaryBlock) -> tuple[Array, Array]:
-    block, terms = _prepare_rows(params, block)
-    return mixture_posterior(block.words, block.observed_words, block.n_samples, terms)
-
 
 def _make_mixture_rows(
     params: BernoulliMixtureParams, block: BinaryBlock
 ) -> tuple[MixtureRows, Array]:
     """Return the rows of a block for standard errors, and their log-likelihood, (n_samples,)."""
-    posterior, nats = _posterior(params, block)
+    posterior, nats = compute_class_posterior(params, block)
     block = mask_unreached_planes(block, params.n_levels)
     weights = np.ones(block.n_samples) if block.row_weights is None else block.row_weights
     class_weights, _ = params.compute_class_weights(block)

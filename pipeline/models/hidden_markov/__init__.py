@@ -1,0 +1,1 @@
+"""Hidden Markov models: rows in sequences, whose hidden states follow a Markov chain."""

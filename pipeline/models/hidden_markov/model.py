@@ -1,0 +1,425 @@
+"""Hidden Markov model: rows in sequences, each in one of a few states, which follow a Markov chain.
+
+Model: P(z_1 = k) = ρ_k at the begin of a sequence, P(z_n = l | z_n−1 = k) = A_kl, and features are
+independent given the state of their row, P(x_ni = 1 | z_n = k) = p_ki (L. R. Rabiner, Proceedings
+of the IEEE 77, 1989). Rows are in the order in which they arrived; `row_id` names the column
+whose changes end a sequence. Rows that are left out, such as those of another split, end it too.
+
+Fit by EM (Baum–Welch) with pseudo-counts: p, ρ and each line of A have the priors of
+`bernoulli_mixture` with s = `smoothing`. A pass reads the rows twice. In the first sweep, tasks
+multiply the matrices A diag(P(x_n | k)) of the rows of each block, see `chains.py`; the central
+step multiplies the blocks, see `links.py`. In the second one, tasks know what all rows before and
+after a block say, and compute P(z_n | all rows), so the log-likelihood is that of whole sequences
+however rows are cut. Given the other rows, a row is of a mixture of the states, so everything about
+features is shared with `bernoulli_mixture`: levels, continuous features, missing values.
+
+Each fit begins with short runs from random states as in `pipeline.models.mixture`. Held-out rows,
+which choose the number of states, count as rows without values; their score is log P(x_n | all rows
+that are not held out) (G. Celeux, J.-B. Durand, Computational Statistics 23, 2008). A row by
+itself, or in a call that does not know its neighbours, has the class weights π, the share of rows
+in each state.
+
+=========  ==============  ================================
+symbol     field           shape
+=========  ==============  ================================
+p          probabilities   (n_components, n_features)
+π          weights         (n_components,)
+ρ          initial         (n_components,)
+A          transition      (n_components, n_components)
+μ, σ       means,          (n_components, n_continuous)
+           deviations
+=========  ==============  ================================
+
+Cost per block: three times that of the E-step of `bernoulli_mixture`, and n_components³ per row.
+Passes: tens to hundreds. Memory: two vectors for every 32,768 rows.
+Not identifiable: the order of the states, which are sorted by their share of the rows; and ρ if
+there are few sequences, as each says only once what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from pipeline.arrays import Array
+from pipeline.data.blocks import BinaryBlock
+from pipeline.learning.held_out import is_held_out
+from pipeline.models.bernoulli_mixture.classes import MIN_SMOOTHING, ClassMixture, prepare_rows
+from pipeline.models.bernoulli_mixture.e_step import (
+    compute_log_joint,
+    mixture_posterior,
+    sum_mixture_statistics,
+)
+from pipeline.models.bernoulli_mixture.gaussians import sum_gaussian_statistics
+from pipeline.models.bernoulli_mixture.levels import mask_unreached_planes
+from pipeline.models.bernoulli_mixture.params import BernoulliMixtureParams
+from pipeline.models.capabilities import LogLikelihood
+from pipeline.models.hidden_markov.chains import (
+    draw_path,
+    find_path,
+    maximize_rows,
+    multiply_rows,
+    scale_densities,
+    sum_paths,
+)
+from pipeline.models.hidden_markov.links import Links, Neighbours, SequenceColumns
+from pipeline.models.settings import setting
+from pipeline.models.state import Arrays, FitState
+from pipeline.models.support import Support
+from pipeline.models.vocabulary import STATES, Vocabulary
+from pipeline.params import NumberRange, array_field
+from pipeline.passes.task_sizes import WorkEstimate
+from pipeline.random import RowRandom
+from pipeline.statistics.counts import FeatureCounts
+from pipeline.statistics.sums import Sums
+
+_FIRST_STAY = 0.9  # probability to stay in a state at the beginning of starts
+_LEAST_WEIGHT = 1e-300  # of a state that its neighbours exclude
+
+
+@dataclass(frozen=True, kw_only=True)
+class HiddenMarkovParams(BernoulliMixtureParams):
+    """Parameters; the module's table gives shapes.
+
+    Attributes
+    ----------
+    weights
+        Mean of P(z_n = k | all rows) over the fitted rows.
+    """
+
+    initial: Array = array_field("component", allowed=NumberRange(above=0), total=1)
+    transition: Array = array_field("component", "component_j", allowed=NumberRange(above=0))
+
+    @property
+    def free_parameters(self) -> Array:
+        """An unconstrained vector: that of classes, then logarithms of ρ and A."""
+        chances = np.vstack([self.initial, self.transition])
+        return np.concatenate([super().free_parameters, np.log(chances).ravel()])
+
+    def with_free_parameters(self, packed: Array, limit: float) -> Self:
+        """Return the parameters of such a vector."""
+        n_states = len(self.weights)
+        own, logs = np.split(packed, [-n_states * (n_states + 1)])
+        logs = np.clip(logs.reshape(-1, n_states), -limit, limit)
+        chances = np.exp(scipy.special.log_softmax(logs, axis=1))
+        params = super().with_free_parameters(own, limit)
+        return replace(params, initial=chances[0], transition=chances[1:])
+
+    def take_components(self, order: NDArray[np.intp]) -> Self:
+        """Return the states in another order."""
+        params, transition = super().take_components(order), self.transition[np.ix_(order, order)]
+        return replace(params, initial=self.initial[order], transition=transition)
+
+    def compute_class_weights(self, block: BinaryBlock) -> tuple[Array, Array]:
+        """Return P(z_n = k | all other rows) and its logarithm, (n_samples, n_components).
+
+        They are π for rows whose neighbours are not known.
+        """
+        if block.covariates is None:
+            return super().compute_class_weights(block)
+        earlier, later, _ = _split_columns(block.covariates)
+        logs = scipy.special.log_softmax(earlier + later, axis=1)
+        return np.exp(logs), logs
+
+
+@dataclass(frozen=True)
+class HiddenMarkov(ClassMixture):
+    """Hyperparameters of the hidden Markov model.
+
+    Attributes
+    ----------
+    n_components
+        Number of states. None doubles it from 1 while held-out rows become more likely.
+    row_id
+        Per-row column of the sequence that a row is of, such as a person; its rows follow each
+        other. If empty, all rows are one sequence.
+    time
+        Per-row column of the time, which must ascend within each sequence; if empty, rows are in
+        order. Steps count as equally long.
+    smoothing
+        Pseudo-counts of ones and zeros in every state, of each transition and of each first state;
+        also the number of rows with the mean and the variance of all rows that is added for every
+        continuous feature.
+    starts
+        Number of short runs; the fit continues with the best. None takes 3, or 10 if values are
+        missing.
+    acceleration
+        `squarem` or `none`.
+    max_iter
+        Maximum number of passes, for each start and number of states.
+    tol
+        Stop once the objective per row has changed by less than this in the last three passes and
+        is predicted to change by less in total, nats. The limit for all rows together is 10,000
+        times this.
+    """
+
+    name: ClassVar[str] = "hidden-markov"
+    support: ClassVar[Support] = Support(("binary", "ordinal", "nominal", "continuous"))
+    vocabulary: ClassVar[Vocabulary] = STATES._replace(
+        arrays={"probabilities": "probability in state"}
+    )
+    indeterminacy: ClassVar[str] = (
+        "the order of the states, sorted by size unless a warm start keeps it"
+    )
+    unlinked_effect: ClassVar[str] = ""  # neighbouring rows link states
+    statistics: ClassVar[type[Sums]] = Sums
+    params: ClassVar[type[HiddenMarkovParams]] = HiddenMarkovParams
+    codes: ClassVar[Mapping[str, tuple[str, ...]]] = {"mean": ("component",), "state": ()}
+    max_held_out_components: ClassVar[int] = 64
+    short_run_tol: ClassVar[float] = 1e-3
+    n_components: int | None = 4
+    row_id: str = ""
+    time: str = ""
+    smoothing: float = setting(0.1, minimum=MIN_SMOOTHING)
+    starts: int | None = setting(None, minimum=1)
+    acceleration: Literal["squarem", "none"] = "squarem"
+    max_iter: int = setting(500, minimum=1)
+    tol: float = setting(1e-6, above=0, below=1)
+
+    @property
+    def n_compared(self) -> None:
+        """Numbers of states are not compared in a table."""
+        return
+
+    @property
+    def columns(self) -> SequenceColumns:
+        """The columns that say which sequence a row is of, and when."""
+        return SequenceColumns(self.row_id, self.time)
+
+    def list_required_columns(self) -> tuple[str, ...]:
+        """Return the columns of sequences and times."""
+        return tuple(dict.fromkeys(filter(None, self.columns)))
+
+    def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
+        """Return the bytes of each task's sums, logarithms and rows."""
+        n_states = self.most_components
+        return 8 * n_states * ((6 * n_features + 8 * (1 << 15)) * n_threads + 10 * n_features)
+
+    def estimate_work(
+        self, params: HiddenMarkovParams, working: Arrays, n_features: int, n_rows: int
+    ) -> WorkEstimate:
+        """Return the work of a sweep."""
+        n_states = len(params.weights)
+        nanoseconds = 50 + n_features * (0.5 + 0.25 * n_states) + 0.3 * n_states**3 + 60 * n_states
+        nanoseconds += 10 * n_states * params.n_numbers
+        return WorkEstimate(nanoseconds, 8 * n_states * (2 * n_features + n_states))
+
+    def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
+        """Check the counts, and start from random states around the margins."""
+        return self._begin_fit(self._describe_counts(first, rng))
+
+    def _begin_params(self, params: BernoulliMixtureParams) -> HiddenMarkovParams:
+        n_states = len(params.weights)
+        transition = np.full((n_states, n_states), (1 - _FIRST_STAY) / max(n_states - 1, 1))
+        np.fill_diagonal(transition, _FIRST_STAY if n_states > 1 else 1.0)
+        return HiddenMarkovParams(**vars(params), initial=params.weights, transition=transition)
+
+    def warm_start(self, state: FitState, params: HiddenMarkovParams) -> FitState:
+        """Start from an earlier fit, without short runs."""
+        params = self._measure_again(state, params)
+        state = self.keep_order(self._begin_long_run(state, 0.0), params.probabilities)
+        return replace(state, params=params)
+
+    def summarize_links(
+        self, params: HiddenMarkovParams, working: Arrays, block: BinaryBlock, rng: RowRandom
+    ) -> Links:
+        """MAP: multiply the matrices of the rows, and maximize over paths if they are asked for."""
+        begins = self.columns.find_first_rows(block)
+        logs, is_out = self._compute_log_densities(params, working, block, rng)
+        n_states = len(params.weights)
+        best = np.empty((0, 0))
+        if "paths" in working:
+            best = np.empty((n_states + 1, n_states))
+            maximize_rows(logs, begins, np.log(params.transition), np.log(params.initial), best)
+        logs[is_out] = 0.0
+        product = np.empty((n_states + 1, n_states))
+        scale_densities(logs, np.empty(len(logs)))
+        multiply_rows(logs, begins, params.transition, params.initial, product)
+        return Links.from_block(block, self.columns, product, best)
+
+    def connect_links(self, params: HiddenMarkovParams, links: Links) -> Arrays:
+        """CENTRAL: return what the rows before and after each block say."""
+        return links.connect(self.columns)
+
+    def condition(
+        self, params: HiddenMarkovParams, working: Arrays, block: BinaryBlock
+    ) -> BinaryBlock:
+        """MAP: return the block with what its neighbours say about each row, as covariates.
+
+        These are log P(z_n | earlier rows), log P(later rows | z_n) up to a term, each
+        (n_samples, n_components), and the state of the likeliest path.
+        """
+        found = Neighbours.find(working, block, len(params.weights))
+        begins = self.columns.find_first_rows(block)
+        begins[:1] = found.begins
+        logs, _ = self._compute_log_densities(params, {}, block, RowRandom(0))
+        path = np.empty(block.n_samples, np.int64)
+        chain = np.log(params.transition), np.log(params.initial)
+        find_path(logs, begins, *chain, found.state_before or 0, found.last_state or 0, path)
+        earlier, later = np.empty_like(logs), np.empty_like(logs)
+        scale_densities(logs, np.empty(len(logs)))
+        sums = np.zeros_like(params.transition), np.zeros_like(params.initial)
+        own = (params.transition, params.initial, found.before, found.after)
+        sum_paths(logs, begins, *own, earlier, later, *sums)
+        parts = (*(np.log(np.maximum(p, _LEAST_WEIGHT)) for p in (earlier, later)), path[:, None])
+        return replace(block, covariates=np.hstack(parts))
+
+    def _compute_log_densities(
+        self, params: HiddenMarkovParams, working: Arrays, block: BinaryBlock, rng: RowRandom
+    ) -> tuple[Array, NDArray[np.bool_]]:
+        """Return log P(x_n | k), (n_samples, n_components), and which rows are held out."""
+        terms = params.compute_terms(block, np.zeros(len(params.weights)))
+        masked = mask_unreached_planes(block, params.n_levels)
+        logs = compute_log_joint(masked.words, masked.observed_words, block.n_samples, terms)
+        share = float(working.get("held_out", 0.0))
+        if not share:
+            return logs, np.zeros(block.n_samples, np.bool_)
+        return logs, is_held_out(block.rows, share, rng.seed)
+
+    def summarize(
+        self, params: HiddenMarkovParams, working: Arrays, block: BinaryBlock, rng: RowRandom
+    ) -> Sums:
+        """Run the E-step on the rows of a block given its neighbours, and score held-out rows."""
+        found = Neighbours.find(working, block, len(params.weights))
+        begins = self.columns.find_first_rows(block)
+        begins[:1] = found.begins
+        logs, is_out = self._compute_log_densities(params, working, block, rng)
+        held_out_logs = logs[is_out]
+        logs[is_out] = 0.0
+        counts, starts = np.zeros_like(params.transition), np.zeros_like(params.initial)
+        earlier, later, peaks = np.empty_like(logs), np.empty_like(logs), np.empty(len(logs))
+        scale_densities(logs, peaks)
+        own = (params.transition, params.initial, found.before, found.after)
+        nats = sum_paths(logs, begins, *own, earlier, later, counts, starts) + peaks.sum()
+        weights = np.maximum(earlier * later, _LEAST_WEIGHT)
+        log_weights = np.log(weights / weights.sum(axis=1, keepdims=True))
+        masked = mask_unreached_planes(block, params.n_levels)
+        terms = params.compute_terms(block, log_weights)
+        is_in = None if not is_out.any() else (~is_out).astype(np.float64)
+        posterior = np.empty_like(logs) if params.gaussians is not None else None
+        words = (masked.words, masked.observed_words, block.n_samples)
+        sums = sum_mixture_statistics(*words, terms, is_in, posterior)
+        values: dict[str, NDArray[Any]] = {
+            "ones": sums.ones,
+            "missing": sums.missing,
+            "mass": sums.mass[None],
+            "transitions": counts,
+            "starts": starts,
+            "empty_rows": np.array(block.count_unobserved_rows()),
+        }
+        if posterior is not None:
+            assert block.numbers is not None
+            assert params.gaussians is not None
+            values |= sum_gaussian_statistics(block.numbers, params.gaussians, posterior)
+        if "held_out" in working and working["held_out"] > 0:
+            scores = scipy.special.logsumexp(held_out_logs + log_weights[is_out], axis=1)
+            values |= {
+                "held_out": np.array(scores.sum()),
+                "held_out_weight": np.array(float(is_out.sum())),
+            }
+        n_in = block.n_samples - int(is_out.sum())
+        return Sums(n_in, float(n_in), float(nats), values)
+
+    def objective(self, params: HiddenMarkovParams, statistics: Sums) -> float:
+        """Return the mean log-likelihood per row plus the log prior per row, nats."""
+        log_prior = self._compute_log_prior_of_features(params)
+        log_prior += np.log(params.initial).sum() + np.log(params.transition).sum()
+        return float((statistics.objective + self.smoothing * log_prior) / statistics.weight)
+
+    def _run_m_step(
+        self, params: BernoulliMixtureParams, statistics: Sums
+    ) -> BernoulliMixtureParams:
+        s, values = self.smoothing, statistics.values
+        lines = (values["mass"][0], values["starts"], values["transitions"])
+        weights, initial, transition = (
+            (own + s) / (own + s).sum(axis=-1, keepdims=True) for own in lines
+        )
+        params = self._update_features(params, statistics)
+        assert isinstance(params, HiddenMarkovParams)
+        return replace(params, weights=weights, initial=initial, transition=transition)
+
+    def pack_params(self, params: HiddenMarkovParams) -> Array:
+        """Return log-odds, then logarithms of weights, first states and transitions."""
+        return params.free_parameters
+
+    def unpack_params(self, params: HiddenMarkovParams, packed: Array, weight: float) -> Any:
+        """Return the parameters, within the bounds that an M-step can reach."""
+        most = 1 if self.n_levels is None else max(int(self.n_levels.max()) - 1, 1)
+        limit = np.log((weight + len(params.weights)) / self.smoothing + most)
+        return params.with_free_parameters(packed, limit)
+
+    def finish(self, state: FitState, statistics: Sums) -> FitState:
+        """Sort the states by their share of the rows, and add diagnostics and warnings."""
+        state = self._finish_classes(state, state.params, statistics)
+        n_sequences = round(float(statistics.values["starts"].sum()))
+        diagnostics = {**state.diagnostics, "sequences": n_sequences}
+        state = replace(state, diagnostics=diagnostics)
+        if n_sequences == statistics.n_rows > 1:
+            state = state.with_warning(
+                "every sequence has one row, so transitions are not determined. Sort the rows by "
+                "sequence, or choose another {row_id}"
+            )
+        return state
+
+    def count_free_parameters(self, state: FitState) -> int:
+        """Count the free probabilities of features, transitions and first states."""
+        n_planes = int((state.auxiliary["n_present"] - 1).sum())
+        n_states, n_numbers = len(state.params.weights), int(state.params.n_numbers)
+        n_measured = n_states * (n_planes + 2 * n_numbers)
+        return n_measured + (n_states + 1) * (n_states - 1)
+
+    def transform(
+        self, params: BernoulliMixtureParams, block: BinaryBlock, rng: RowRandom
+    ) -> Mapping[str, NDArray[Any]]:
+        """Return P(z_n = k | all rows) as `mean`, and the `state` of the likeliest path, from 1."""
+        posterior, _ = self.compute_posterior(params, block)
+        if block.covariates is None:
+            return {"mean": posterior, "state": posterior.argmax(axis=1) + 1}
+        return {"mean": posterior, "state": block.covariates[:, -1].astype(np.int64) + 1}
+
+    def compute_posterior(
+        self, params: BernoulliMixtureParams, block: BinaryBlock
+    ) -> tuple[Array, Array]:
+        """Return P(z_n = k | all rows), (n_samples, n_components), and log P(x_n | earlier rows).
+
+        The logarithms, (n_samples,), add up to the log-likelihood of sequences.
+        """
+        posterior, nats = super().compute_posterior(params, block)
+        if block.covariates is None:
+            return posterior, nats
+        earlier, _, _ = _split_columns(block.covariates)
+        masked, terms = prepare_rows(params, block)
+        terms = params.compute_terms(block, earlier)
+        _, nats = mixture_posterior(masked.words, masked.observed_words, block.n_samples, terms)
+        return posterior, nats
+
+    def log_likelihood(
+        self, params: HiddenMarkovParams, block: BinaryBlock, rng: RowRandom
+    ) -> LogLikelihood:
+        """Return log P(x_n | earlier rows of the sequence) of each row."""
+        _, nats = self.compute_posterior(params, block)
+        return LogLikelihood(nats, np.zeros_like(nats))
+
+    def _draw_components(
+        self,
+        params: BernoulliMixtureParams,
+        n_samples: int,
+        rng: np.random.Generator,
+        segments: NDArray[np.int64] | None,
+    ) -> NDArray[np.int64]:
+        """Draw the states of one sequence."""
+        assert isinstance(params, HiddenMarkovParams)
+        path = np.empty(n_samples, np.int64)
+        draw_path(params.transition, params.initial, rng.random(n_samples), path)
+        return path
+
+
+def _split_columns(covariates: Array) -> tuple[Array, Array, Array]:
+    """Return the covariates of `HiddenMarkov.condition`."""
+    n_states = covariates.shape[1] // 2
+    return covariates[:, :n_states], covariates[:, n_states:-1], covariates[:, -1]
