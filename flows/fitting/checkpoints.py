@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
@@ -34,12 +35,20 @@ from storage.format.manifest_schemas import check_schema
 from storage.format.manifests import read_manifest
 from storage.format.schema import ARTIFACT_FORMAT, FORMAT_VERSION
 from storage.stores.leases import lock_folder
-from storage.stores.locations import MANIFEST_NAME, AnyPath, delete_tree, list_children
+from storage.stores.locations import (
+    MANIFEST_NAME,
+    AnyPath,
+    delete_tree,
+    list_children,
+    measure_tree,
+)
 
 _ARRAY_FIELDS = ("working", "auxiliary", "acceleration")
 STATISTICS_FOLDER = "statistics"
 _MAX_SHARE = 0.1
 """Kept statistics take at most this share of the size of the dataset's packed bits."""
+_KEPT_SECONDS = 90 * 86_400.0
+"""Statistics that were not written for so long make room for others."""
 log = logging.getLogger("latentbits")
 
 
@@ -303,7 +312,7 @@ class _KeptSums:
         manifests = (
             _read_sums_manifest(other) for other in list_children(folder.parent) if other != folder
         )
-        n_bytes: int = sum(m["bytes"] for m in manifests if not _is_outdated(m))
+        n_bytes: int = sum(manifest.get("bytes", 0) for manifest in manifests)
         return n_bytes + _count_bytes(arrays) <= _MAX_SHARE * self._dataset_bytes
 
     @cached_property
@@ -333,27 +342,26 @@ class _SumsRecord(TypedDict):
 
 
 def _read_sums_manifest(folder: AnyPath) -> dict[str, Any]:
+    """Read the manifest of kept statistics; empty if it is damaged or they are outdated.
+
+    They are if another version of the code wrote them, or if they were not written for so long that
+    fits of this kind are probably not made any more.
+    """
     try:
         manifest = read_manifest(folder, ARTIFACT_FORMAT, FORMAT_VERSION)
         check_schema(str(folder), _SumsRecord, manifest, "Delete it.")
-    except DataError:
+        is_same_code = manifest["code"] == digest_modules(*manifest["modules"])
+    except (DataError, ModuleNotFoundError, ValueError, TypeError):  # the module no longer exists
         return {}
-    return manifest
+    is_old = time.time() - measure_tree(folder).modified > _KEPT_SECONDS
+    return manifest if is_same_code and not is_old else {}
 
 
 def _delete_outdated(folder: AnyPath) -> None:
-    """Delete statistics written by other versions of the code, which are never read again."""
+    """Delete statistics that other versions of the code wrote, or that nobody wrote for long."""
     for other in list_children(folder):
-        if _is_outdated(_read_sums_manifest(other)):
+        if not _read_sums_manifest(other):
             delete_tree(other)
-
-
-def _is_outdated(manifest: Mapping[str, Any]) -> bool:
-    """Return whether another version of the code wrote the statistics."""
-    try:
-        return manifest.get("code") != digest_modules(*manifest["modules"])
-    except (KeyError, ModuleNotFoundError, ValueError):  # the module no longer exists
-        return True
 
 
 def _iter_arrays(merged: MergedChunks[Any]) -> Iterator[tuple[str, NDArray[Any]]]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -210,6 +213,23 @@ def test_sums_of_other_code_are_dropped(dataset, log, monkeypatch) -> None:
     assert counted(dataset, log)[1] == dataset.n_chunks
     assert len(kept_folders(dataset)) == 1
     assert kept_folders(dataset) != before
+
+
+def test_sums_that_no_fit_used_for_months_make_room(dataset, log, monkeypatch) -> None:
+    counted(dataset, log)
+    (first,) = kept_folders(dataset)
+    size = json.loads((first / "manifest.json").read_text())["bytes"]
+    n_bytes = 8 * int(dataset.chunks[:, 2].sum()) * N_FEATURES
+    monkeypatch.setattr(kept_module, "_MAX_SHARE", 1.5 * size / n_bytes)  # for one of two
+    for is_used in (True, False):
+        for file in first.rglob("*"):
+            os.utime(file, (0, time.time() - 91 * 86_400))
+        if is_used:
+            assert counted(dataset, log)[1] == 0
+        assert counted(dataset, log, what="other")[1] == dataset.n_chunks
+        assert (kept_folders(dataset) == [first]) == is_used
+    assert counted(dataset, log, what="other")[1] == 0
+    assert len(kept_folders(dataset)) == 1
 
 
 def test_no_more_is_kept_than_a_tenth_of_the_data(tmp_path: Path, log) -> None:
