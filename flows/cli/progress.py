@@ -105,7 +105,7 @@ class ProgressBars:
 
 
 class ProgressLines:
-    """Logs a line every ten seconds, and when the first pass of a kind ends."""
+    """Logs a line every ten seconds, and when the first pass of a kind or a long stage ends."""
 
     def __init__(self) -> None:
         self._pace = Pace()
@@ -116,7 +116,8 @@ class ProgressLines:
         now = time.monotonic()
         self._pace.update(label, done, total, rows)
         is_done = done == total > 0
-        is_first_end = is_done and _get_pass_kind(label) != self._last_kind
+        is_long = rows > 0 or self._pace.seconds >= 1
+        is_first_end = is_done and is_long and _get_pass_kind(label) != self._last_kind
         if is_first_end or now - self._last >= _SECONDS_BETWEEN_LINES:
             self._last, seconds = now, self._pace.estimate_seconds_left()
             fields = {"stage": label, "done": done, "total": total, "rows": rows}
@@ -156,18 +157,23 @@ class Pace:
         self._done, self._total, self._rows = done, total, rows
         return is_new
 
+    @property
+    def seconds(self) -> float:
+        """Seconds since the first report."""
+        return time.monotonic() - self._start
+
     def estimate_seconds_left(self) -> float | None:
         """Return the seconds left; None if the total, or the time of two tasks, is unknown."""
         n_done = self._done - self._first[0]
         if n_done < 2 or not self._total:
             return None
-        return (time.monotonic() - self._start) / n_done * (self._total - self._done)
+        return self.seconds / n_done * (self._total - self._done)
 
     def format_rate(self) -> str:
         """Format the rate, such as `2.1 M rows/s`; empty for work that reads no rows."""
         if (rows := self._rows - self._first[1]) <= 0:
             return ""
-        per_second = rows / max(time.monotonic() - self._start, 1e-9)
+        per_second = rows / max(self.seconds, 1e-9)
         for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
             if per_second >= size:
                 return f"{per_second / size:.1f} {unit} rows/s"

@@ -11,8 +11,8 @@ import numpy as np
 
 from pipeline.data.blocks import BinaryBlock, CanCountOnes, RowSource
 from pipeline.errors import FitError, FitWarning
-from pipeline.executors.base import Executor, limit_blas_threads
-from pipeline.executors.central_work import NO_KEPT_RESULTS, KeptResults
+from pipeline.executors.base import Executor, MapFunction, limit_blas_threads
+from pipeline.executors.central_work import NO_KEPT_RESULTS, KeptResults, open_central_work
 from pipeline.executors.progress import Progress, ignore_progress
 from pipeline.fitting.fit_pass import (
     PassRun,
@@ -86,11 +86,14 @@ def _summarize_first(model: Model, rng: RowRandom, block: BinaryBlock) -> Statis
     return model.summarize_first(block, rng)
 
 
-def initialize_fit(model: Model, first: Statistics, seed: int) -> FitState:
+def initialize_fit(
+    model: Model, first: Statistics, seed: int, map_items: MapFunction = map
+) -> FitState:
     """Check the seed and the data, and create the model's initial state."""
     check_seed(seed)
+    rng = np.random.default_rng(seed)
     with limit_blas_threads():
-        return model.initialize(first, np.random.default_rng(seed))
+        return model.find_start(model.initialize(first, rng), first, map_items, rng)
 
 
 def start_fit(
@@ -137,7 +140,8 @@ def start_fit(
     FitError
         If the seed is out of range, or the model cannot use the data.
     """
-    state = initialize_fit(model, first, seed)
+    with open_central_work(executor.map, progress, kept_results, "start") as map_items:
+        state = initialize_fit(model, first, seed, map_items)
     independent = compute_independent_log_likelihood(model, first)
     starts = tuple(replace(start, independent=independent) for start in state.starts)
     state = replace(state, independent=independent, starts=starts)
@@ -218,7 +222,8 @@ def fit_model(
         statistics = statistics if has_fixed_statistics else None
         checkpoint(state)
     state = _run_information_pass(model, state, PassRun(rows, executor, seed, progress))
-    return _prepare_params(model, state, executor, seed)
+    with open_central_work(executor.map, progress, kept_results, "prepare") as map_items:
+        return _prepare_params(model, state, map_items, seed)
 
 
 def _run_information_pass(model: Any, state: FitState, run: PassRun) -> FitState:
@@ -260,11 +265,11 @@ def _clear_unidentified_errors(model: Model, state: FitState) -> FitState:
     return replace(state, params=params, warnings=(*state.warnings, FitWarning(text)))
 
 
-def _prepare_params(model: Model, state: FitState, executor: Executor, seed: int) -> FitState:
+def _prepare_params(model: Model, state: FitState, map_items: MapFunction, seed: int) -> FitState:
     """Prepare the parameters of a finished fit for use."""
     if not isinstance(model, CanPrepare):
         return state
     rng = np.random.default_rng([seed, state.iteration])
     with limit_blas_threads():
-        prepared = convert_to_c_order(model.prepare(state.params, rng, executor.map))
+        prepared = convert_to_c_order(model.prepare(state.params, rng, map_items))
     return replace(state, params=prepared)

@@ -179,6 +179,12 @@ class Model(HasStructure, Protocol):
             If the data cannot be fitted, for example because a feature was never observed.
         """
 
+    def find_start(
+        self, state: FitState, first: Any, map_items: MapFunction, rng: np.random.Generator
+    ) -> FitState:
+        """CENTRAL: complete the state of `initialize` by work that takes long."""
+        return state
+
     def summarize(
         self, params: Any, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Statistics:

@@ -80,6 +80,7 @@ from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.executors.cancellation import check_cancelled
+from pipeline.executors.central_work import label_map
 from pipeline.learning.batches import TrainingBatch
 from pipeline.learning.convergence import ConvergenceCriterion, ObjectiveCriterion
 from pipeline.learning.training import (
@@ -878,7 +879,8 @@ def enumerate_log_z(machine: BoltzmannMachine, map_items: MapFunction) -> float:
     """Compute log Z by summing over all states of the smaller layer."""
     n_states = 1 << min(machine.weights.shape)
     starts = [*range(0, n_states, _STATES_PER_TASK)]
-    parts = [*map_items(partial(_sum_state_range, machine, n_states), starts)]
+    map_labelled = label_map(map_items, "log Z", len(starts))
+    parts = [*map_labelled(partial(_sum_state_range, machine, n_states), starts)]
     return float(np.logaddexp.reduce(parts))
 
 
@@ -899,7 +901,8 @@ def estimate_log_z(
     Return it with its standard error, estimated from the spread of the chains' weights.
     """
     weigh = partial(_anneal_log_weights, machine, log_odds, seed, n_chains, n_temperatures)
-    weights = np.concatenate([*map_items(weigh, range(0, n_chains, _CHAINS_PER_TASK))])
+    firsts = range(0, n_chains, _CHAINS_PER_TASK)
+    weights = np.concatenate([*label_map(map_items, "log Z", len(firsts))(weigh, firsts)])
     ratio, error = log_mean_exp(weights)
     independent = len(machine.hidden) * np.log(2) + np.logaddexp(0, log_odds).sum()
     return float(independent + ratio), float(error)

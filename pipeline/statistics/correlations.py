@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from pipeline.arrays import Array, Counts
 from pipeline.executors.base import MapFunction
+from pipeline.executors.central_work import label_map, make_local_map
 from pipeline.numerics.gaussian.pair_tables import (
     PairStatus,
     arcsine_correlation,
@@ -309,7 +310,10 @@ def draw_null_spectra(
     """
     margins = counts.table(segment)._replace(joint=np.zeros(0))
     # With missing values, the margins of many features' pairs are too large to send with each draw.
-    map_draws = map_items if sum(np.size(a) * 8 for a in margins) < _MAX_SENT_BYTES else map
+    is_small = sum(np.size(a) * 8 for a in margins) < _MAX_SENT_BYTES
+    map_draws = label_map(
+        map_items if is_small else make_local_map(map_items), "null draws", len(seeds)
+    )
     draw = partial(_draw_null_spectrum, estimate, margins, n_leading, first_planes)
     return np.array(list(map_draws(draw, seeds)))
 

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from pipeline.arrays import Array, Counts
 from pipeline.executors.base import MapFunction
+from pipeline.executors.central_work import label_map
 from pipeline.numerics.spectra.noise_spectrum import GroupedNoise
 from pipeline.statistics.correlations import draw_independent_levels, estimate_polychoric
 from pipeline.statistics.counts import PairTable
@@ -145,7 +146,8 @@ def make_level_noise(
         members = select_members(groups)
         compute = partial(_compute_moments, margins, empty_cells, members)
         seeds = rng.integers(2**63, size=len(groups)).tolist()
-        for a, part in enumerate(map_items(compute, enumerate(seeds))):
+        map_labelled = label_map(map_items, "null draws", len(groups))
+        for a, part in enumerate(map_labelled(compute, enumerate(seeds))):
             own = slice(a, len(groups))
             moments[:, a, own] = moments[:, own, a] = part
     mean, linear, spread = moments

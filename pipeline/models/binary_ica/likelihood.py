@@ -54,7 +54,7 @@ from numpy.typing import NDArray
 from pipeline.arrays import Array
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, FitWarning
-from pipeline.executors.base import MapFunction, SerialExecutor
+from pipeline.executors.base import MapFunction
 from pipeline.learning.convergence import (
     ConvergenceCriterion,
     ExpectedGainCriterion,
@@ -264,7 +264,7 @@ class BinaryICALikelihood(ProbitICA):
         return "pairs of one group" if self.n_components else "pairs of groups"
 
     def initialize(self, first: FeatureCounts | PairCounts, rng: np.random.Generator) -> FitState:
-        """Fit BLICA, or prepare its pass; refuse too many features for the exact likelihood."""
+        """Begin with the state of BLICA; refuse too many features for the exact likelihood."""
         if self.n_components is not None:
             n_planes = first.n_features if isinstance(first, PairCounts) else 0
             self._check_exact(self._count_features(n_planes), self.n_components)
@@ -272,8 +272,19 @@ class BinaryICALikelihood(ProbitICA):
         if not isinstance(first, PairCounts):
             start = blica.initialize(first, rng)
             return replace(start, params=make_empty_params(BinaryICALikelihoodParams))
-        start = blica.initialize(_sum_groups(first, blica.count_groups(first.n_features)), rng)
-        return self._start_from_pairs(start, first, SerialExecutor().map, rng)
+        return blica.initialize(_sum_groups(first, blica.count_groups(first.n_features)), rng)
+
+    def find_start(
+        self,
+        state: FitState,
+        first: FeatureCounts | PairCounts,
+        map_items: MapFunction,
+        rng: np.random.Generator,
+    ) -> FitState:
+        """Fit BLICA, unless that takes a pass of its own."""
+        if not isinstance(first, PairCounts):
+            return state
+        return self._start_from_pairs(state, first, map_items, rng)
 
     def _start_from_pairs(
         self,

@@ -49,6 +49,7 @@ from pipeline.models.binary_ica.segment_correlations import (
     estimate_segments,
     find_ridge,
 )
+from pipeline.models.vocabulary import format_count
 from pipeline.numerics.gaussian.pair_tables import pair_log_likelihood
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.statistics.counts import PairCounts, PairTable
@@ -223,7 +224,7 @@ def _fit_all_rows(
     """Fit all rows from fixed random starts, and from the fit with one component less."""
     moments = segments.moments(r)
     extra_starts = [] if smaller_fit is None else [add_component(moments, smaller_fit)]
-    label = f"{n_components} components, all rows"
+    label = f"{format_count(n_components, 'component')}, all rows"
     map_labelled = label_map(map_items, label, _N_STARTS + len(extra_starts))
     optima = maximise_from_seeds(
         moments, n_components, range(_N_STARTS), map_labelled, _TOLERANCE, extra_starts
@@ -394,7 +395,7 @@ def score_setting(
     """Fit every fold from the start at its place in `starts`, and score it."""
     fit = partial(_fit_fold, regularization)
     largest = max(fold.train.correlation.nbytes for fold in folds)
-    label = f"{n_components} components, regularization {regularization:g}"
+    label = f"{format_count(n_components, 'component')}, regularization {regularization:g}"
     map_labelled = label_map(map_items, label, len(folds))
     results = map_or_thread(fit, zip(folds, starts, strict=True), largest, map_labelled)
     nats, n_pairs, solutions = zip(*results, strict=True)

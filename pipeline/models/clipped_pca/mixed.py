@@ -28,6 +28,7 @@ from pipeline.arrays import Array
 from pipeline.data.blocks import BinaryBlock
 from pipeline.data.features import Feature, find_continuous
 from pipeline.executors.base import MapFunction
+from pipeline.executors.central_work import label_map
 from pipeline.models.clipped_pca.mixed_errors import MixedCounts, add_mixed_errors
 from pipeline.models.clipped_pca.mixed_pairs import (
     MAX_PASSES,
@@ -221,7 +222,8 @@ class MixedPairs:
             rows,
             n_leading,
         )
-        spectra = np.array([*map_items(draw, state.auxiliary["null_seeds"])])
+        seeds = state.auxiliary["null_seeds"]
+        spectra = np.array([*label_map(map_items, "null draws", len(seeds))(draw, seeds)])
         return find_null_thresholds(spectra)
 
 

@@ -20,6 +20,7 @@ from pipeline.arrays import Array, Bits
 from pipeline.data.blocks import BinaryBlock
 from pipeline.executors.base import MapFunction
 from pipeline.executors.cancellation import check_cancelled
+from pipeline.executors.central_work import label_map, make_local_map
 from pipeline.models.noisy_or.gibbs import (
     MAX_PROBABILITY,
     MISSING,
@@ -204,11 +205,20 @@ def learn_from_starts(
     maps over the `n_starts` starts.
     """
     learn = partial(_learn_one_start, model, tuple(layers), X, seed)
-    best = max(map_items(learn, range(n_starts)), key=lambda network: network.score)
+    map_starts = label_map(map_items, "starts", n_starts)
+    best = max(map_starts(learn, range(n_starts)), key=lambda network: network.score)
+    finish = partial(_finish_start, model, X, seed, n_starts)
+    finished: LearnedNetwork
+    (finished,) = label_map(make_local_map(map_items), "best start", 1)(finish, [best])
+    return finished
+
+
+def _finish_start(
+    model: Any, X: Bits, seed: int, n_starts: int, best: LearnedNetwork
+) -> LearnedNetwork:
     best = _restart_dead_units(model, X, seed, best)
-    return _EpochLearner(
-        model, X, RowRandom(seed, n_starts), best.params, best.states
-    ).learn_from_all_rows(_FINAL_EPOCHS)
+    learner = _EpochLearner(model, X, RowRandom(seed, n_starts), best.params, best.states)
+    return learner.learn_from_all_rows(_FINAL_EPOCHS)
 
 
 def is_dead_unit(params: NoisyOrParams) -> NDArray[np.bool_]:

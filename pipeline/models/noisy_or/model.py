@@ -64,6 +64,7 @@ from pipeline.arrays import Array, Bits
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, FitWarning, format_share
 from pipeline.executors.base import MapFunction
+from pipeline.executors.central_work import enter_stage, plan_stages
 from pipeline.learning.convergence import (
     ConvergenceCriterion,
     ObjectiveCriterion,
@@ -409,8 +410,11 @@ class NoisyOr(Model):
         learned = sample[state.auxiliary["is_learned"]]
         diagnostics = {}
         if layers is None:
+            map_items = plan_stages(map_items, ["choosing the layers", "final search"])
             n_out = max(int(_HELD_OUT * len(learned)), 1)
-            layers, scores = choose_layers(self, learned[n_out:], learned[:n_out], seed, map_items)
+            map_layers = enter_stage(map_items, "choosing the layers")
+            layers, scores = choose_layers(self, learned[n_out:], learned[:n_out], seed, map_layers)
+            map_items = enter_stage(map_items, "final search")
             diagnostics = {"held_out_scores": scores}
         is_exact = can_enumerate((sample.shape[1], *layers))
         rows = sample if is_exact else learned

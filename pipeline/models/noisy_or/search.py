@@ -18,6 +18,7 @@ import numpy as np
 
 from pipeline.arrays import Array, Bits
 from pipeline.executors.base import MapFunction
+from pipeline.executors.central_work import label_map, make_local_map
 from pipeline.learning.convergence import (
     ObjectiveCriterion,
     describe_starts,
@@ -44,6 +45,7 @@ from pipeline.models.noisy_or.exact import (
     sum_by_state,
 )
 from pipeline.models.noisy_or.gibbs import estimate_row_likelihoods
+from pipeline.models.vocabulary import format_count
 from pipeline.random import RowRandom
 
 MAX_CHOSEN_UNITS = 64
@@ -86,20 +88,24 @@ def search_networks(
     n_states = _count_states(layers, SEARCH_STATES)
     few = WeightedRows.from_sample(X[: max(_MAX_START_CELLS // n_states, 1)], SEARCH_STATES)
     fit = partial(_fit_start, model, tuple(layers), few, seed)
-    fits: list[ExactFit] = list(map_items(fit, range(n_starts)))
+    units = " + ".join(format_count(n, "unit") for n in layers)
+    map_starts = label_map(map_items, f"starts, {units}", n_starts)
+    fits: list[ExactFit] = list(map_starts(fit, range(n_starts)))
     fits.sort(key=lambda fit: -fit.score)
-    restart = partial(_restart_units, model, few, seed)
-    fits[:KEPT_NETWORKS] = map_items(restart, fits[:KEPT_NETWORKS])
+    restart, n_kept = partial(_restart_units, model, few, seed), min(KEPT_NETWORKS, n_starts)
+    fits[:n_kept] = label_map(map_items, f"restarts, {units}", n_kept)(restart, fits[:n_kept])
     reachable = [_find_reachable_score(fit, few) for fit in fits]
     diagnostics = describe_starts([fit.score for fit in fits], reachable)
     complete = partial(_complete_start, model, WeightedRows.from_sample(X, SEARCH_STATES))
-    completed: list[ExactFit] = list(map_items(complete, fits[:KEPT_NETWORKS]))
+    map_best = label_map(map_items, f"best starts, {units}", n_kept)
+    completed: list[ExactFit] = list(map_best(complete, fits[:n_kept]))
     completed.sort(key=lambda fit: -fit.score)
     first, *others = [fit.params for fit in completed]
     max_states = choose_max_states(first.sizes)
     if _count_states(layers, max_states) > n_states:
-        rows = WeightedRows.from_sample(X, max_states)
-        first = _complete_start(model, rows, completed[0]).params
+        complete = partial(_complete_start, model, WeightedRows.from_sample(X, max_states))
+        map_best = label_map(make_local_map(map_items), "best start", 1)
+        ((first, _),) = map_best(complete, completed[:1])
     if not has_few_on(first, X):
         drawn = learn_from_starts(model, layers, X, seed, n_starts, map_items).params
         best = max((first, drawn), key=partial(_estimate_mean_nats, X[:_COMPARED_ROWS], seed))

@@ -25,6 +25,7 @@ from scipy.linalg.blas import dsyrk
 
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
+from pipeline.executors.central_work import enter_stage, label_map, plan_stages
 from pipeline.numerics.bits.packed_rows import BitRows
 from pipeline.numerics.graphs.neighbours import (
     STRIP,
@@ -247,7 +248,8 @@ def decompose_rows(
         centred = kernel - mean - mean[:, None] + shares @ mean
         values, vectors = leading_eigenpairs(roots[:, None] * centred * roots, n_leading)
     else:
-        product = partial(_multiply_kernel_matrix, rows, width, map_items)
+        map_products = enter_stage(plan_stages(map_items, ["eigenvectors"]), "eigenvectors")
+        product = partial(_multiply_kernel_matrix, rows, width, map_products)
         mean = product(shares)
 
         def multiply_centred(vector: Array) -> Array:
@@ -267,7 +269,8 @@ def _multiply_kernel_matrix(
     rows: BitRows, width: float, map_items: MapFunction, vector: Array
 ) -> Array:
     task = partial(_multiply_kernel_part, rows, width, vector)
-    return np.concatenate([*map_items(task, range(0, rows.n_rows, _ROWS_PER_TASK))])
+    starts = range(0, rows.n_rows, _ROWS_PER_TASK)
+    return np.concatenate([*label_map(map_items, "", len(starts))(task, starts)])
 
 
 def _multiply_kernel_part(rows: BitRows, width: float, vector: Array, start: int) -> Array:
