@@ -771,6 +771,10 @@ class Ising(WeightedModelEstimator):
     rule
         Features share an edge if each is a neighbour of the other (`and`), or one of them
         (`or`).
+    refit
+        Estimate the edges anew without a penalty: by pseudo-likelihood (`pseudo`), with
+        standard errors, or by maximum likelihood (`likelihood`) for at most 200 features;
+        or not (`none`).
     max_iter
         Maximum number of passes of a stage.
     tol
@@ -795,6 +799,7 @@ class Ising(WeightedModelEstimator):
     gamma: float
     path: int
     rule: Literal["and", "or"]
+    refit: Literal["none", "pseudo", "likelihood"]
     max_iter: int
     tol: float
     binarize: float | Literal["mean"] | None
@@ -820,6 +825,7 @@ class Ising(WeightedModelEstimator):
         gamma: float = 0.25,
         path: int = 100,
         rule: Literal["and", "or"] = "and",
+        refit: Literal["none", "pseudo", "likelihood"] = "none",
         max_iter: int = 100,
         tol: float = 1e-09,
         binarize: float | Literal["mean"] | None = None,

@@ -19,7 +19,12 @@ from flows.data.datasets import LoadedModel
 from flows.report.figures.causes import TextTable, find_causes, make_unit_table
 from flows.report.figures.latent import plot_calibration, plot_latent_space
 from flows.report.figures.marks import Figure
-from flows.report.figures.network import find_network, make_network_table, plot_network
+from flows.report.figures.network import (
+    find_network,
+    make_network_table,
+    plot_heat_capacity,
+    plot_network,
+)
 from flows.report.figures.parameters import (
     correlate_features_with_codes,
     plot_correlations,
@@ -188,6 +193,7 @@ def build_report(inputs: ReportInputs) -> Report:
         tables.append(make_edge_table(edges, fitted.feature_names))
     if network := find_network(fitted):
         figures += plot_network(network, fitted.feature_names, inputs.layout)
+        figures += plot_heat_capacity(fitted)
         tables.append(make_network_table(network, fitted.feature_names))
     if dataset is not None and sample is not None:
         pairs = sample.pairs if sample.pairs is not None and len(sample.pairs.z) else None

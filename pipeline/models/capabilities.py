@@ -276,6 +276,12 @@ class HasNetwork(Protocol):
     def get_network(self, params: Any) -> FeatureNetwork:
         """Return the couplings."""
 
+    def compute_heat_capacity(self, params: Any, temperatures: Array) -> Array | None:
+        """Return the variance of the energy per feature and T², (n_temperatures,).
+
+        None if there are too many features.
+        """
+
 
 @runtime_checkable
 class HasPersonFit(Protocol):

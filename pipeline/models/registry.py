@@ -43,7 +43,7 @@ _OWN_MODELS = {
     "fastica": "pipeline.models.binary_ica.fastica:FastICA",
     "hidden-markov": "pipeline.models.hidden_markov.model:HiddenMarkov",
     "hidden-tree": "pipeline.models.trees.hidden_tree:HiddenTree",
-    "ising": "pipeline.models.ising:Ising",
+    "ising": "pipeline.models.ising.model:Ising",
     "kernel-pca": "pipeline.models.kernel_pca:KernelPCA",
     "laplacian-eigenmap": "pipeline.models.laplacian_eigenmap:LaplacianEigenmap",
     "latent-trait": "pipeline.models.latent_trait.model:LatentTrait",

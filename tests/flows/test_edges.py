@@ -86,3 +86,25 @@ def test_a_fit_without_trees_is_refused(cli) -> None:
     assert not Path("t.csv").exists()
     with pytest.raises(ValueError, match="The fit is of clipped-pca, which has no edges"):
         lb.load(artifact).get_edges()
+
+
+def test_edges_of_a_network_are_drawn_and_listed(cli) -> None:
+    X = draw_chain(1000)
+    write_arrays(Path("d.zarr"), X, names=NAMES)
+    fit = ("fit", "--model", "ising", "--executor", "serial", "--json", "--set", "refit=pseudo")
+    artifact = cli(*fit, "--dataset", "d.zarr", "--set", "path=20", "--no-report").json["artifact"]
+    export = ("export", "--artifact", artifact, "--what", "edges", "--output", "t.parquet")
+    assert cli(*export).code == 0
+    table = pd.read_parquet("t.parquet")
+    pairs = [*map(set, zip(table["feature"], table["neighbour"], strict=True))]
+    assert pairs[:4] == [{"a", "=1+1"}, {"=1+1", "c"}, {"c", "d"}, {"d", "e"}]
+    assert (np.diff(table["coupling"].abs()) <= 0).all()
+    assert table["standard_error"].between(0.05, 1).all()
+    edges = lb.load(artifact).get_edges()
+    pd.testing.assert_frame_equal(pd.DataFrame(edges), table)
+    assert "strongest  a, =1+1: " in repr(edges)
+    assert cli("report", "--artifact", artifact, "--output", "r.html").code == 0
+    page = Path("r.html").read_text(encoding="utf-8")
+    assert "Network of features" in page
+    assert "Heat capacity" in page
+    assert f"writes all {len(table)} edges" in page

@@ -1,4 +1,4 @@
-"""Networks of features: a figure of the edges, and a table of the strongest ones."""
+"""Networks of features: figures of the edges and the heat capacity, and a table of edges."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from flows.data.datasets import LoadedModel
+from flows.report.figures.axes import fit_axis
 from flows.report.figures.causes import TextTable
-from flows.report.figures.colours import GREY, NEGATIVE, POSITIVE
+from flows.report.figures.colours import COLOURS, GREY, NEGATIVE, POSITIVE
 from flows.report.figures.images import ImageLayout
 from flows.report.figures.marks import (
     Axis,
@@ -17,10 +18,12 @@ from flows.report.figures.marks import (
     LineMarks,
     Plot,
     PointMarks,
+    RuleMark,
     TextMarks,
 )
 from flows.report.figures.text import format_number, format_shown_count, shorten_text
 from pipeline.arrays import Array, Indices
+from pipeline.executors.base import limit_blas_threads
 from pipeline.inference.edges import NetworkEdges, find_network_edges
 from pipeline.models.capabilities import HasNetwork
 
@@ -29,6 +32,7 @@ _MAX_TABLE_ROWS = 20
 _MIN_WIDTH, _MAX_WIDTH = 0.6, 5.0  # of lines
 _NODE_SIZE, _WIDTH, _MAX_NAME_LENGTH = 7, 800, 24
 _ROUNDS = 300
+_HEAT_HEIGHT = 300
 _MARGIN = 0.12  # of the width, on each side, for names
 
 
@@ -128,6 +132,32 @@ def plot_network(
     alt = f"Network of {len(shown.feature):,} edges; the strongest joins {pair}."
     width = _WIDTH if layout is None else 520
     yield Figure("Network of features", alt, plot, note=note.strip(), keys=keys, width=width)
+
+
+def plot_heat_capacity(fitted: LoadedModel) -> Iterator[Figure]:
+    """Plot how much the energy of rows varies if the model is heated or cooled."""
+    assert isinstance(fitted.model, HasNetwork)
+    temperatures = np.exp(np.linspace(np.log(0.4), np.log(2.5), 43))
+    temperatures[np.abs(np.log(temperatures)).argmin()] = 1.0
+    with limit_blas_threads():
+        capacity = fitted.model.compute_heat_capacity(fitted.params, temperatures)
+    if capacity is None:
+        return
+    peak = float(temperatures[capacity.argmax()])
+    curve = np.column_stack([temperatures, capacity])
+    plot = Plot(
+        fit_axis(temperatures, "temperature", room=0.0),
+        fit_axis(np.append(capacity, 0.0), "heat capacity per feature"),
+        (RuleMark("x", 1.0, dash=(2, 4)), LineMarks([curve], [COLOURS[0]])),
+        _HEAT_HEIGHT,
+    )
+    note = (
+        "Variance of log P per feature if all thresholds and couplings are divided by the "
+        "temperature. The fit is at 1. The capacity is the largest at a temperature of "
+        f"{format_number(peak, 2)}. Near a peak, features vary together as much as they can."
+    )
+    alt = f"Heat capacity over the temperature, with its peak at {format_number(peak, 2)}."
+    yield Figure("Heat capacity", alt, plot, note=note)
 
 
 def _count_shown(edges: NetworkEdges, layout: ImageLayout | None) -> int:

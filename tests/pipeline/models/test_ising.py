@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression
 
 from pipeline.errors import FitError
 from pipeline.fitting.loop import fit_model
-from pipeline.models.ising import Ising
+from pipeline.models.ising.model import Ising
 from pipeline.models.state import FitState
 from pipeline.random import RowRandom
 from tests.conformance.rows import SERIAL
@@ -111,8 +111,8 @@ def test_edges_are_those_of_isingfit() -> None:
 def test_wide_data_get_neighbours_that_few_candidates_miss(monkeypatch: Any) -> None:
     X, strength = draw_rows(800, 12), 0.02
     expected = fit(X, strength=strength).params
-    monkeypatch.setattr("pipeline.models.ising._NARROW", 4)
-    monkeypatch.setattr("pipeline.models.ising._CANDIDATES", 1)
+    monkeypatch.setattr("pipeline.models.ising.model._NARROW", 4)
+    monkeypatch.setattr("pipeline.models.ising.model._CANDIDATES", 1)
     found = fit(X, strength=strength)
     np.testing.assert_allclose(found.params.slopes, expected.slopes, atol=1e-6)
     assert found.converged
@@ -136,6 +136,77 @@ def test_likelihoods_and_moments_are_those_of_enumeration() -> None:
     drawn = model.sample(params, 100_000, np.random.default_rng(0))
     pairs = drawn.T.astype(float) @ drawn / len(drawn)
     np.testing.assert_allclose(pairs, states.T @ (shares[:, None] * states), atol=0.007)
+
+
+def enumerate_shares(params: Any) -> tuple[Floats, Floats]:
+    """All states, and their probabilities."""
+    p = len(params.thresholds)
+    states = (np.arange(1 << p)[:, None] >> np.arange(p) & 1).astype(float)
+    nats = states @ params.thresholds
+    nats += np.einsum("ni,ij,nj->n", states, np.triu(params.couplings), states)
+    return states, np.exp(nats - np.logaddexp.reduce(nats))
+
+
+@pytest.mark.parametrize("settings", [{"penalty": "none"}, {"path": 20}])
+def test_maximum_likelihood_matches_the_moments_of_edges(settings: Any) -> None:
+    X = draw_rows(1500, 7)
+    params = fit(X, refit="likelihood", **settings).params
+    states, shares = enumerate_shares(params)
+    off = states.T @ (shares[:, None] * states) - X.T.astype(float) @ X / len(X)
+    is_edge = (params.couplings != 0) | np.eye(7, dtype=bool)
+    assert is_edge.all() == ("penalty" in settings)
+    assert np.abs(off[is_edge]).max() < 1e-6
+    # The inverse of the Fisher information, whose parameters are thresholds and couplings.
+    left, right = np.nonzero(np.triu(params.couplings))
+    T = np.hstack([states, states[:, left] * states[:, right]])
+    T -= shares @ T
+    errors = np.sqrt(np.diagonal(np.linalg.inv((T.T * shares) @ T)) / len(X))
+    np.testing.assert_allclose(params.thresholds_error, errors[:7], rtol=1e-5)
+    np.testing.assert_allclose(params.couplings_error[left, right], errors[7:], rtol=1e-5)
+
+
+def test_gibbs_chains_find_the_maximum_of_the_likelihood(monkeypatch: Any) -> None:
+    X, settings = draw_rows(1500, 7), {"penalty": "none", "refit": "likelihood"}
+    expected = fit(X, **settings).params
+    monkeypatch.setattr("pipeline.models.ising.moments.MAX_NEWTON_FEATURES", 0)
+    monkeypatch.setattr("pipeline.models.ising.moments._STEPS", 200)
+    found = fit(X, **settings).params
+    off = np.abs(found.couplings - expected.couplings)[np.triu_indices(7, 1)]
+    assert (off < 0.5 * expected.couplings_error[np.triu_indices(7, 1)]).all()
+
+
+def test_standard_errors_are_those_of_the_sandwich() -> None:
+    """Of both coefficients of each coupling together, by influences of the rows."""
+    X = draw_rows(1500, 7)
+    params = fit(X, penalty="none").params
+    influences = np.zeros((len(X), 7, 7))
+    for i in range(7):
+        others = np.delete(np.arange(7), i)
+        Z = np.column_stack([np.ones(len(X)), X[:, others]])
+        p = expit(params.thresholds[i] + X[:, others] @ params.slopes[i, others])
+        inverse = np.linalg.inv((Z.T * (p * (1 - p))) @ Z)
+        influences[:, i, np.append(i, others)] = (X[:, i] - p)[:, None] * Z @ inverse
+    both = (influences + influences.transpose(0, 2, 1)) / 2
+    errors = np.sqrt((both**2).sum(axis=0))
+    np.testing.assert_allclose(params.thresholds_error, np.diagonal(errors), rtol=1e-5)
+    np.fill_diagonal(errors, 0.0)
+    np.testing.assert_allclose(params.couplings_error, errors, rtol=1e-5)
+    refitted = fit(X, path=20, refit="pseudo").params
+    is_edge = refitted.couplings != 0
+    assert ((refitted.couplings_error > 0) == is_edge).all()
+    assert 0 < is_edge.sum() < 42
+
+
+def test_heat_capacity_of_chains_is_that_of_enumeration(monkeypatch: Any) -> None:
+    params, model = fit(draw_rows(1500, 7), penalty="none").params, Ising()
+    temperatures = np.array([0.5, 1.0, 2.0])
+    exact = model.compute_heat_capacity(params, temperatures)
+    _, shares = enumerate_shares(params)
+    nats = np.log(shares)
+    assert exact[1] == pytest.approx((shares @ nats**2 - (shares @ nats) ** 2) / 7)
+    monkeypatch.setattr("pipeline.models.ising.model.MAX_ENUMERATED", 0)
+    monkeypatch.setattr("pipeline.models.ising.model._HEAT_CHAINS", 10_000)
+    np.testing.assert_allclose(model.compute_heat_capacity(params, temperatures), exact, rtol=0.05)
 
 
 def test_copies_and_constants_are_named_and_numbers_stay_finite() -> None:

@@ -54,7 +54,7 @@ too small on average.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -73,6 +73,20 @@ from pipeline.learning.convergence import (
 )
 from pipeline.models.base import Model
 from pipeline.models.capabilities import FeatureNetwork, LogLikelihood
+from pipeline.models.ising.moments import MAX_FEATURES, match_moments
+from pipeline.models.ising.regressions import (
+    make_regressions,
+    read_regressions,
+    sum_penalties,
+    sum_products,
+    take_complete_rows,
+)
+from pipeline.models.ising.standard_errors import (
+    MAX_INVERSES,
+    find_partners,
+    invert_information,
+    sum_squared_influences,
+)
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.support import Support
@@ -80,7 +94,6 @@ from pipeline.numerics.bits import kernels
 from pipeline.numerics.logistic.node_regressions import (
     Regressions,
     RegressionSums,
-    fill_residuals,
     follow_linear_paths,
     sum_regressions,
     take_newton_steps,
@@ -108,9 +121,10 @@ _MOST_CHECKS = 5
 _LEAST_RIDGE = 1e-8
 _MAX_START = 1.5  # of coefficients: linear regressions of rare features would overshoot
 _LARGE = 8.0  # a coefficient by which the odds change 3,000-fold
-_CHECK_ROWS = 4096
 # For samples: number of chains, temperatures of the annealing, Gibbs sweeps between two rows.
 _SAMPLING_CHAINS, _BURN_IN, _SWEEPS_BETWEEN_SAMPLES = 5000, 300, 10
+# Chains, times that their energies are taken at each temperature, and sweeps before each time.
+_HEAT_CHAINS, _HEAT_DRAWS, _HEAT_SWEEPS = 1000, 9, 5
 _UNKNOWN = 1e300  # a gain, or minus an objective; stored numbers are finite
 _NOT_WORSE = 1e-12  # relative change of an objective by rounding
 _SHARE = NumberRange(minimum=0, maximum=1)
@@ -158,6 +172,9 @@ class Ising(Model):
         Number of penalties that EBIC chooses from.
     rule
         Features share an edge if each is a neighbour of the other (`and`), or one of them (`or`).
+    refit
+        Estimate the edges anew without a penalty: by pseudo-likelihood (`pseudo`), with standard
+        errors, or by maximum likelihood (`likelihood`) for at most 200 features; or not (`none`).
     max_iter
         Maximum number of passes of a stage.
     tol
@@ -179,6 +196,7 @@ class Ising(Model):
     gamma: float = setting(0.25, minimum=0, maximum=1)
     path: int = setting(100, minimum=2)
     rule: Literal["and", "or"] = "and"
+    refit: Literal["none", "pseudo", "likelihood"] = "none"
     max_iter: int = setting(100, minimum=1)
     tol: float = setting(1e-9, above=0, below=1)
 
@@ -204,7 +222,7 @@ class Ising(Model):
         """Return the work of counting pairs, or of the regressions that have not converged."""
         if "targets" not in working:
             return WorkEstimate(0.01 * n_features**2, 8 * n_features**2)
-        own = _read_regressions(working)
+        own = read_regressions(working)
         if "checks" in working:
             return WorkEstimate(0.05 * n_features**2, 8 * n_features**2)
         sizes = np.diff(own.places)[own.is_running]
@@ -220,7 +238,14 @@ class Ising(Model):
         modes = np.zeros((p, self.n_components or _DEFAULT_COMPONENTS))
         params = IsingParams(zeros, square, square, zeros, ones / observed, modes)
         incomplete = np.flatnonzero(first.observed.sum(axis=0) < first.total)
-        return FitState(params, auxiliary={"incomplete": incomplete})
+        if self.refit == "likelihood" and p > MAX_FEATURES:
+            raise FitError(
+                f"{{refit=likelihood}} takes at most {MAX_FEATURES} features, but there are {p:,}. "
+                "Use {refit=pseudo}.",
+                parameter="refit",
+            )
+        seed = np.array(rng.integers(2**63))
+        return FitState(params, auxiliary={"incomplete": incomplete, "seed": seed})
 
     def summarize(
         self, params: IsingParams, working: Arrays, block: BinaryBlock, rng: RowRandom
@@ -234,19 +259,17 @@ class Ising(Model):
             kernels.add_joint_counts(rows.words, rows.words, joint, rows.split_weights())
             counts = joint if rows.weight_unit == 1 else rows.weight_unit * joint
             return NetworkSums(*sizes, 0.0, {"joint": counts, "all_rows": np.array(block.weight)})
-        regressions = _read_regressions(working)
+        regressions = read_regressions(working)
         words = np.ascontiguousarray(rows.words)
         if "checks" in working:
-            return NetworkSums(
-                *sizes, 0.0, {"products": _sum_products(words, weights, regressions)}
-            )
+            return NetworkSums(*sizes, 0.0, {"products": sum_products(words, weights, regressions)})
         sums = sum_regressions(words, weights, regressions)
         objective = float(sums.nats.sum() + working["constant"] * rows.weight)
         return NetworkSums(*sizes, objective / float(working["path"]), sums._asdict())
 
     def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
         """Stop once no regression has anything to gain; counts and checks take one pass."""
-        if "gains" not in state.auxiliary or "checks" in state.working:
+        if "gains" not in state.auxiliary or {"checks", "is_last"} & state.working.keys():
             return PassCountCriterion(1)
         gain = float(state.auxiliary["gains"].max(initial=0.0))
         return ExpectedGainCriterion(self.max_iter, self.tol, gain, is_stalled=False)
@@ -261,13 +284,17 @@ class Ising(Model):
         """Take a step of all regressions that have not converged; counts start them later."""
         if "gains" not in state.auxiliary or "checks" in state.working:
             return state
+        if "is_last" in state.working:
+            own, information = read_regressions(state.working), statistics.values["information"]
+            inverses = {"inverses": invert_information(own, information)}
+            return replace(state, auxiliary={**state.auxiliary, **inverses})
         return self._step(state, statistics)
 
     def _step(self, state: FitState, statistics: NetworkSums) -> FitState:
         """Take Newton's steps; a regression whose last step was too long goes half of it back."""
-        own, before = _read_regressions(state.working), state.auxiliary
+        own, before = read_regressions(state.working), state.auxiliary
         sums = RegressionSums(**statistics.values)
-        penalties = _sum_penalties(own, before["scales"], before["lasso"], before["ridge"])
+        penalties = sum_penalties(own, before["scales"], before["lasso"], before["ridge"])
         objectives = sums.nats / statistics.weight - penalties
         best = before["objectives"]
         is_worse = own.is_running & (objectives < best - _NOT_WORSE * np.abs(best))
@@ -303,7 +330,7 @@ class Ising(Model):
 
     def _place(self, state: FitState, own: Regressions, auxiliary: Arrays) -> FitState:
         """Return a state with these regressions; the objective is that of finished ones as well."""
-        penalties = _sum_penalties(own, auxiliary["scales"], auxiliary["lasso"], auxiliary["ridge"])
+        penalties = sum_penalties(own, auxiliary["scales"], auxiliary["lasso"], auxiliary["ridge"])
         constant = np.where(own.is_running, -penalties, auxiliary["objectives"]).sum()
         n_penalties = len(own.groups) / max(len(own.targets), 1)
         shared = {"constant": np.array(constant), "path": np.array(max(n_penalties, 1.0))}
@@ -314,16 +341,68 @@ class Ising(Model):
         return float(statistics.objective / max(statistics.weight, 1e-300))
 
     def next_stage(self, state: FitState, statistics: NetworkSums) -> FitState | None:
-        """Fit the path after the counts; then choose penalties, and check other neighbours."""
+        """Fit the path after the counts; then check other neighbours, refit, and sum information.
+
+        A stage that has not converged is the last.
+        """
         if "joint" in statistics.values:
             return self._begin_path(state, statistics)
         if "products" in statistics.values:
-            return self._add_neighbours(state, statistics)
+            found = self._add_neighbours(state, statistics)
+            return self._begin_refit(state) if found is None else found
+        if "is_last" in state.working or state.auxiliary["gains"].max(initial=0.0) > self.tol:
+            return None
+        is_refit = "is_edge" in state.auxiliary
         is_wide = self.penalty == "lasso" and len(state.working["targets"]) > _NARROW
-        if is_wide and int(state.auxiliary["n_checks"]) < _MOST_CHECKS:
+        if is_wide and not is_refit and int(state.auxiliary["n_checks"]) < _MOST_CHECKS:
             state = self._choose_penalties(state)
             return replace(state, working={**state.working, "checks": np.array(True)})
-        return None
+        return self._begin_last_pass(state) if is_refit else self._begin_refit(state)
+
+    def _begin_refit(self, state: FitState) -> FitState | None:
+        """Begin to estimate the edges without a penalty."""
+        if self.refit == "none" or self.penalty == "none":
+            return self._begin_last_pass(state)
+        state = self._choose_penalties(state)
+        own, n = read_regressions(state.working), len(state.params.shares)
+        slopes, thresholds = _place_values(own, n)
+        is_edge = self._find_edges(slopes)
+        columns = [np.flatnonzero(is_edge[target]) for target in own.targets]
+        values = [
+            np.append(thresholds[target], slopes[target, own_columns])[None]
+            for target, own_columns in zip(own.targets, columns, strict=True)
+        ]
+        refit = make_regressions(own.targets, columns, values, all_active=True)
+        n_targets = len(own.targets)
+        auxiliary = {
+            **state.auxiliary,
+            "is_edge": is_edge,
+            "strengths": state.auxiliary["lasso"] + state.auxiliary["ridge"],
+            "lasso": np.zeros(n_targets),
+            "ridge": np.full(n_targets, _LEAST_RIDGE),
+            "objectives": np.full(n_targets, -_UNKNOWN),
+            "best_values": refit.values,
+            "gains": np.full(n_targets, _UNKNOWN),
+        }
+        return self._place(state, refit, auxiliary)
+
+    def _begin_last_pass(self, state: FitState) -> FitState | None:
+        """Begin the pass that sums the information for standard errors, if there are any."""
+        own = read_regressions(state.working)
+        has_errors = self.penalty == "none" or self.refit == "pseudo"
+        too_many = (np.diff(own.places) ** 2).sum() > MAX_INVERSES
+        if self.refit == "likelihood" or not has_errors or too_many or not len(own.targets):
+            return None
+        running = own._replace(is_running=np.ones_like(own.is_running))
+        state = self._place(state, running, state.auxiliary)
+        return replace(state, working={**state.working, "is_last": np.array(True)})
+
+    def _find_edges(self, slopes: Array) -> NDArray[np.bool_]:
+        """Return which features share an edge, given the coefficients of all regressions."""
+        is_neighbour = slopes != 0
+        return (
+            is_neighbour & is_neighbour.T if self.rule == "and" else is_neighbour | is_neighbour.T
+        )
 
     def _begin_path(self, state: FitState, counts: NetworkSums) -> FitState:
         """Start the regressions of all features and penalties near those of linear regressions."""
@@ -355,6 +434,7 @@ class Ising(Model):
         own, lasso, ridge = self._start_regressions(covariance, scales, shares, weight)
         n = len(own.groups)
         auxiliary = {
+            "seed": state.auxiliary["seed"],
             "weight": np.array(weight),
             "covariance": covariance,
             "scales": scales,
@@ -395,7 +475,7 @@ class Ising(Model):
             intercepts = logit(share) - slopes @ shares[targets][candidates]
             columns.append(targets[candidates])
             values.append(np.column_stack([intercepts, slopes]))
-        own = _make_regressions(targets, columns, values, all_active=not is_lasso)
+        own = make_regressions(targets, columns, values, all_active=not is_lasso)
         flat = strengths.ravel()
         if is_lasso:
             return own, flat, np.zeros(len(flat))
@@ -416,7 +496,7 @@ class Ising(Model):
 
     def _choose_penalties(self, state: FitState) -> FitState:
         """Keep the regression of each feature with the least EBIC."""
-        own, auxiliary = _read_regressions(state.working), state.auxiliary
+        own, auxiliary = read_regressions(state.working), state.auxiliary
         n_targets = len(own.targets)
         if len(own.groups) == n_targets:
             return state
@@ -427,7 +507,7 @@ class Ising(Model):
         chosen = ebic.argmin(axis=1) + np.arange(n_targets) * ebic.shape[1]
         values = [edges[r][None] for r in chosen]
         columns = np.split(own.columns, own.starts[1:-1])
-        kept = _make_regressions(own.targets, columns, values, all_active=False)
+        kept = make_regressions(own.targets, columns, values, all_active=False)
         kept = kept._replace(is_running=np.zeros(n_targets, np.bool_))
         names = ("lasso", "ridge", "objectives", "nats", "gains")
         after = {name: auxiliary[name][chosen] for name in names}
@@ -436,7 +516,7 @@ class Ising(Model):
 
     def _add_neighbours(self, state: FitState, statistics: NetworkSums) -> FitState | None:
         """Add predictors whose gradient exceeds the penalty, and continue if there are any."""
-        own, auxiliary = _read_regressions(state.working), state.auxiliary
+        own, auxiliary = read_regressions(state.working), state.auxiliary
         products = np.abs(statistics.values["products"]) / statistics.weight
         limits = 1.001 * np.outer(auxiliary["lasso"], auxiliary["scales"])
         columns = np.split(own.columns, own.starts[1:-1])
@@ -451,7 +531,7 @@ class Ising(Model):
             values[r] = np.append(values[r], np.zeros(len(new)))
         if not changes.any():
             return None
-        found = _make_regressions(own.targets, columns, [v[None] for v in values], all_active=False)
+        found = make_regressions(own.targets, columns, [v[None] for v in values], all_active=False)
         found = found._replace(is_running=changes)
         after = {
             **auxiliary,
@@ -464,34 +544,35 @@ class Ising(Model):
     def finish(self, state: FitState, statistics: NetworkSums) -> FitState:
         """Put the coefficients of all features together, and choose the edges."""
         state = self._choose_penalties(state)
-        own, params = _read_regressions(state.working), state.params
-        slopes, thresholds = np.zeros_like(params.slopes), params.thresholds.copy()
-        strengths = np.zeros_like(thresholds)
-        columns = np.split(own.columns, own.starts[1:-1]) if len(own.targets) else []
-        values = np.split(own.values, own.places[1:-1]) if len(own.targets) else []
-        for target, predictors, coefficients in zip(own.targets, columns, values, strict=True):
-            thresholds[target], slopes[target, predictors] = coefficients[0], coefficients[1:]
-        strengths[own.targets] = state.auxiliary["lasso"] + state.auxiliary["ridge"]
-        couplings = (slopes + slopes.T) / 2
-        if self.rule == "and":
-            couplings[(slopes == 0) | (slopes.T == 0)] = 0.0
-        n_components = params.modes.shape[1]
+        own, params, auxiliary = read_regressions(state.working), state.params, state.auxiliary
+        slopes, thresholds = _place_values(own, len(params.shares))
+        is_free, strengths = np.zeros(len(thresholds), np.bool_), np.zeros(len(thresholds))
+        is_free[own.targets] = True
+        chosen = auxiliary["lasso"] + auxiliary["ridge"]
+        strengths[own.targets] = auxiliary.get("strengths", chosen)
         params = replace(
             params,
-            thresholds=thresholds,
-            couplings=couplings,
+            thresholds=np.where(is_free, thresholds, params.thresholds),
+            couplings=np.where(self._find_edges(slopes), (slopes + slopes.T) / 2, 0.0),
             slopes=slopes,
             strengths=strengths,
-            modes=find_modes(couplings, n_components),
         )
-        n_edges = int(np.count_nonzero(np.triu(couplings)))
+        warnings = self._warn(slopes, int(np.count_nonzero(params.couplings)), len(own.targets))
+        if self.refit == "likelihood" and len(own.targets):
+            params = _maximize_likelihood(params, own.targets, auxiliary)
+        n_components = params.modes.shape[1]
+        is_free_of_penalty = self.penalty == "none" or "is_edge" in auxiliary
         diagnostics = {
             "n_components": n_components,
-            "n_edges": n_edges,
-            "objective_is": "pseudo-likelihood less penalty",
+            "n_edges": int(np.count_nonzero(np.triu(params.couplings))),
+            "objective_is": "pseudo-likelihood" + ("" if is_free_of_penalty else " less penalty"),
         }
-        warnings = (*state.warnings, *self._warn(slopes, n_edges, len(own.targets)))
-        return replace(state, params=params, diagnostics=diagnostics, warnings=warnings)
+        return replace(
+            state,
+            params=replace(params, modes=find_modes(params.couplings, n_components)),
+            diagnostics=diagnostics,
+            warnings=(*state.warnings, *warnings),
+        )
 
     def _warn(self, slopes: Array, n_edges: int, n_targets: int) -> tuple[FitWarning, ...]:
         """Warn about coefficients without a finite estimate, and networks without edges."""
@@ -514,6 +595,35 @@ class Ising(Model):
             text += " or more rows may show some"
             warnings.append(FitWarning(text))
         return tuple(warnings)
+
+    def begin_information_pass(self, state: FitState) -> Arrays | None:
+        """Request the squared influences of rows, if the information has been summed."""
+        if "inverses" not in state.auxiliary:
+            return None
+        own = read_regressions(state.working)
+        partners = {"partners": find_partners(own), "inverses": state.auxiliary["inverses"]}
+        return {**own._asdict(), **partners}
+
+    def summarize_information(
+        self, params: IsingParams, working: Arrays, block: BinaryBlock, rng: RowRandom
+    ) -> NetworkSums:
+        """Sum the squared influences of complete rows."""
+        rows, own = take_complete_rows(block), read_regressions(working)
+        weights = np.ones(rows.n_samples) if rows.row_weights is None else rows.row_weights
+        squares = sum_squared_influences(
+            rows.words, weights, own, working["inverses"], working["partners"]
+        )
+        return NetworkSums(block.n_samples, rows.weight, 0.0, {"squares": squares})
+
+    def finish_information_pass(self, state: FitState, statistics: NetworkSums) -> FitState:
+        """Add the standard errors."""
+        own = read_regressions(state.working)
+        errors = own._replace(values=np.sqrt(statistics.values["squares"]))
+        couplings, thresholds = _place_values(errors, len(state.params.shares))
+        # Both triangles agree up to rounding.
+        couplings = np.triu(couplings) + np.triu(couplings).T
+        params = replace(state.params, couplings_error=couplings, thresholds_error=thresholds)
+        return replace(state, params=params)
 
     def prepare(
         self, params: IsingParams, rng: np.random.Generator, map_items: MapFunction
@@ -574,6 +684,35 @@ class Ising(Model):
         """Return the couplings."""
         return FeatureNetwork(params.couplings, params.couplings_error)
 
+    def compute_heat_capacity(self, params: IsingParams, temperatures: Array) -> Array | None:
+        """Return the variance of the energy per feature and T², (n_temperatures,).
+
+        At most 20 features are enumerated, and at most 200 simulated by Gibbs chains that cool down
+        from the highest temperature. None if there are more.
+        """
+        p = len(params.shares)
+        if p > MAX_FEATURES:
+            return None
+        found = np.empty(len(temperatures))
+        if p <= MAX_ENUMERATED:
+            nats = np.concatenate([nats for _, nats in iter_states(params)])
+            for k, t in enumerate(temperatures.tolist()):
+                weights = np.exp((nats - nats.max()) / t)
+                weights /= weights.sum()
+                found[k] = weights @ (nats - weights @ nats) ** 2 / (p * t**2)
+            return found
+        rng = np.random.default_rng(0)
+        X, draw = (rng.random((_HEAT_CHAINS, p)) < 0.5).astype(np.uint8), 0
+        given = params.thresholds, params.couplings, np.zeros(p), RowRandom(0).key
+        for k in np.argsort(-temperatures).tolist():
+            betas = np.full(_HEAT_SWEEPS + 1, 1 / temperatures[k])
+            run_chains(*given, draw, betas, X, np.zeros(len(X)))
+            draw += p * _HEAT_SWEEPS
+            found[k] = _sum_energies(params, X.astype(np.float64)).var() / (
+                p * temperatures[k] ** 2
+            )
+        return found
+
     def sample(
         self,
         params: IsingParams,
@@ -607,13 +746,36 @@ class Ising(Model):
         return rows
 
 
-def take_complete_rows(block: BinaryBlock) -> BinaryBlock:
-    """Return the rows of a block without missing values."""
-    if block.observed_words is None:
-        return block
-    words = np.bitwise_and.reduce(block.observed_words, axis=0)
-    is_complete = kernels.unpack_rows(words[None], block.n_samples)[:, 0]
-    return replace(block.take_rows(np.flatnonzero(is_complete)), observed_words=None)
+def _place_values(own: Regressions, n_features: int) -> tuple[Array, Array]:
+    """Return the coefficients of a regression of each target: slopes and intercepts by feature."""
+    slopes, intercepts = np.zeros((n_features, n_features)), np.zeros(n_features)
+    for r, target in enumerate(own.targets.tolist()):
+        values = own.values[own.places[r] : own.places[r + 1]]
+        intercepts[target] = values[0]
+        slopes[target, own.columns[own.starts[r] : own.starts[r + 1]]] = values[1:]
+    return slopes, intercepts
+
+
+def _maximize_likelihood(params: IsingParams, free: Indices, auxiliary: Arrays) -> IsingParams:
+    """Match the moments of the model and the data; constant features have no edges."""
+    square = np.ix_(free, free)
+    shares = params.shares[free]
+    joint = auxiliary["covariance"][square] + np.outer(shares, shares)
+    joint[np.diag_indices(len(free))] = shares
+    own, rng = params.couplings[square], np.random.default_rng(int(auxiliary["seed"]))
+    matched = match_moments(params.thresholds[free], own, own != 0, joint, rng)
+    thresholds, couplings = params.thresholds.copy(), params.couplings.copy()
+    thresholds[free], couplings[square] = matched.thresholds, matched.couplings
+    params = replace(params, thresholds=thresholds, couplings=couplings)
+    if matched.covariance is None:
+        return params
+    errors = np.sqrt(np.diagonal(matched.covariance) / float(auxiliary["weight"]))
+    thresholds_error, couplings_error = np.zeros_like(thresholds), np.zeros_like(couplings)
+    left, right = np.nonzero(np.triu(own != 0))
+    thresholds_error[free] = errors[: len(free)]
+    couplings_error[free[left], free[right]] = errors[len(free) :]
+    couplings_error += couplings_error.T
+    return replace(params, couplings_error=couplings_error, thresholds_error=thresholds_error)
 
 
 def find_modes(couplings: Array, n_components: int) -> Array:
@@ -628,12 +790,18 @@ def find_modes(couplings: Array, n_components: int) -> Array:
     return np.asarray(modes * np.where((modes**3).sum(axis=0) < 0, -1.0, 1.0))
 
 
-def iter_states(params: IsingParams, n_at_once: int = 1 << 14) -> Any:
+def iter_states(params: IsingParams, n_at_once: int = 1 << 14) -> Iterator[tuple[Array, Array]]:
     """Yield states, (n_states, n_features), and h x + ½ x J x of each, (n_states,)."""
     p = len(params.shares)
     for first in range(0, 1 << p, n_at_once):
         X = list_states(p, first, min(first + n_at_once, 1 << p)).astype(np.float64)
-        yield X, X @ params.thresholds + np.einsum("ni,ni->n", X @ params.couplings, X) / 2
+        yield X, _sum_energies(params, X)
+
+
+def _sum_energies(params: IsingParams, X: Array) -> Array:
+    """Return minus the energies of states, h x + ½ x J x, (n_states,)."""
+    nats: Array = X @ params.thresholds + np.einsum("ni,ni->n", X @ params.couplings, X) / 2
+    return nats
 
 
 def _sum_missing(params: IsingParams, X: Bits, mask: Bits) -> Array:
@@ -646,61 +814,3 @@ def _bound_logits(ones: Array, weight: float) -> Array:
     """Return the log-odds of features, with half a row added to each value if there are rows."""
     half = 0.5 if weight > 1 else 1e-6
     return np.asarray(logit((ones + half) / (weight + 2 * half)))
-
-
-def _make_regressions(
-    targets: Indices,
-    columns: Sequence[Indices],
-    values: Sequence[Array],
-    *,
-    all_active: bool,
-) -> Regressions:
-    """Return regressions of targets on columns, with the coefficients (n_penalties, n) of each."""
-    n_columns = np.array([len(own) for own in columns], np.int64)
-    n_penalties = np.array([len(own) for own in values], np.int64)
-    groups = np.repeat(np.arange(len(targets)), n_penalties)
-    places = np.concatenate([[0], np.cumsum(1 + n_columns[groups])])
-    flat = np.concatenate([own.ravel() for own in values]) if len(values) else np.zeros(0)
-    is_active = (flat != 0) | all_active
-    is_active[places[:-1]] = True
-    return Regressions(
-        targets,
-        np.concatenate([[0], np.cumsum(n_columns)]),
-        np.concatenate(columns) if len(columns) else np.zeros(0, np.int64),
-        groups,
-        places,
-        flat,
-        is_active,
-        np.ones(len(groups), np.bool_),
-    )
-
-
-def _read_regressions(working: Arrays) -> Regressions:
-    return Regressions(*(working[name] for name in Regressions._fields))
-
-
-def _sum_penalties(own: Regressions, scales: Array, lasso: Array, ridge: Array) -> Array:
-    """Return the penalty per row of each regression, (n_regressions,)."""
-    if not len(own.groups):
-        return np.zeros(0)
-    n_columns = np.diff(own.starts)[own.groups]
-    first = own.starts[own.groups]
-    places = np.arange(len(own.values)) - np.repeat(own.places[:-1], 1 + n_columns) - 1
-    is_slope = places >= 0
-    columns = own.columns[np.where(is_slope, np.repeat(first, 1 + n_columns) + places, 0)]
-    sizes = np.where(is_slope, np.abs(own.values) * scales[columns], 0.0)
-    total = np.add.reduceat(sizes, own.places[:-1])
-    squares = np.add.reduceat(sizes**2, own.places[:-1])
-    return np.asarray(lasso * total + ridge * squares / 2)
-
-
-def _sum_products(words: NDArray[np.uint64], weights: Array, own: Regressions) -> Array:
-    """Return Σ_n w (x_i − p_i) x_j of each regression and feature, in single precision."""
-    total = np.zeros((len(own.targets), len(words)))
-    for first in range(0, len(weights), _CHECK_ROWS):
-        n = min(_CHECK_ROWS, len(weights) - first)
-        residuals = np.empty((len(own.targets), n), np.float32)
-        fill_residuals(words, weights, first, own, residuals)
-        X = kernels.unpack_rows(words[:, first // 64 : (first + n + 63) // 64], n)
-        total += residuals @ X.astype(np.float32)
-    return total

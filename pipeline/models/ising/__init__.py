@@ -1,0 +1,1 @@
+"""Ising model: logistic regressions of all features, choice of edges, likelihood and errors."""

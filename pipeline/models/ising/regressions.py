@@ -1,0 +1,84 @@
+"""Regressions of an Ising model as arrays: how they are made, penalised and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from pipeline.arrays import Array, Indices, Words
+from pipeline.data.blocks import BinaryBlock
+from pipeline.models.state import Arrays
+from pipeline.numerics.bits import kernels
+from pipeline.numerics.logistic.node_regressions import Regressions, fill_residuals
+
+_CHECK_ROWS = 4096
+
+
+def take_complete_rows(block: BinaryBlock) -> BinaryBlock:
+    """Return the rows of a block without missing values."""
+    if block.observed_words is None:
+        return block
+    words = np.bitwise_and.reduce(block.observed_words, axis=0)
+    is_complete = kernels.unpack_rows(words[None], block.n_samples)[:, 0]
+    return replace(block.take_rows(np.flatnonzero(is_complete)), observed_words=None)
+
+
+def make_regressions(
+    targets: Indices,
+    columns: Sequence[Indices],
+    values: Sequence[Array],
+    *,
+    all_active: bool,
+) -> Regressions:
+    """Return regressions of targets on columns, with the coefficients (n_penalties, n) of each."""
+    n_columns = np.array([len(own) for own in columns], np.int64)
+    n_penalties = np.array([len(own) for own in values], np.int64)
+    groups = np.repeat(np.arange(len(targets)), n_penalties)
+    places = np.concatenate([[0], np.cumsum(1 + n_columns[groups])])
+    flat = np.concatenate([own.ravel() for own in values]) if len(values) else np.zeros(0)
+    is_active = (flat != 0) | all_active
+    is_active[places[:-1]] = True
+    return Regressions(
+        targets,
+        np.concatenate([[0], np.cumsum(n_columns)]),
+        np.concatenate(columns) if len(columns) else np.zeros(0, np.int64),
+        groups,
+        places,
+        flat,
+        is_active,
+        np.ones(len(groups), np.bool_),
+    )
+
+
+def read_regressions(working: Arrays) -> Regressions:
+    """Return the regressions in a working state."""
+    return Regressions(*(working[name] for name in Regressions._fields))
+
+
+def sum_penalties(own: Regressions, scales: Array, lasso: Array, ridge: Array) -> Array:
+    """Return the penalty per row of each regression, (n_regressions,)."""
+    if not len(own.columns):
+        return np.zeros(len(own.groups))
+    n_columns = np.diff(own.starts)[own.groups]
+    first = own.starts[own.groups]
+    places = np.arange(len(own.values)) - np.repeat(own.places[:-1], 1 + n_columns) - 1
+    is_slope = places >= 0
+    columns = own.columns[np.where(is_slope, np.repeat(first, 1 + n_columns) + places, 0)]
+    sizes = np.where(is_slope, np.abs(own.values) * scales[columns], 0.0)
+    total = np.add.reduceat(sizes, own.places[:-1])
+    squares = np.add.reduceat(sizes**2, own.places[:-1])
+    return np.asarray(lasso * total + ridge * squares / 2)
+
+
+def sum_products(words: Words, weights: Array, own: Regressions) -> Array:
+    """Return Σ_n w (x_i − p_i) x_j of each regression and feature, in single precision."""
+    total = np.zeros((len(own.targets), len(words)))
+    for first in range(0, len(weights), _CHECK_ROWS):
+        n = min(_CHECK_ROWS, len(weights) - first)
+        residuals = np.empty((len(own.targets), n), np.float32)
+        fill_residuals(words, weights, first, own, residuals)
+        X = kernels.unpack_rows(words[:, first // 64 : (first + n + 63) // 64], n)
+        total += residuals @ X.astype(np.float32)
+    return total
