@@ -36,7 +36,11 @@ FIGURES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "bottleneck": ("example:digits --components 2", "rows-in-latent-space", IMAGES),
     "clipped-pca": ("example:digits", "loadings", IMAGES),
     "fastica": (NONSTATIONARY, "mixing", ()),
-    "hidden-markov": (NONSTATIONARY, "probabilities", ()),
+    "hidden-markov": (
+        NONSTATIONARY.replace("--components 2", "--components 4"),
+        "transitions-between-states",
+        (),
+    ),
     "hidden-tree": ("example:digits --components 8", "tree-of-features", IMAGES),
     "kernel-pca": ("example:digits --components 2", "rows-in-latent-space", IMAGES),
     "laplacian-eigenmap": ("example:digits", "rows-in-latent-space", IMAGES),

@@ -35,7 +35,7 @@ from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
 from pipeline.fitting.loop import fit_model
 from pipeline.models.base import Model
-from pipeline.models.capabilities import CanPredict
+from pipeline.models.capabilities import CanPredict, HasSequences
 from pipeline.passes.row_ranges import count_rows_by_chunk
 from pipeline.statistics.sums import Sums
 from storage.dataset.dataset import BinaryDataset
@@ -100,6 +100,12 @@ def check_folds(n_folds: int, label: str | None, models: Sequence[Model], n_rows
             raise FitError(
                 f"{{folds}} cannot be used with {model.name}, which predicts labels. Evaluate it "
                 "on rows that were not fitted, with {split=NAME}."
+            )
+        if isinstance(model, HasSequences):
+            raise FitError(
+                f"{{folds}} cannot be used with {model.name}, because leaving out rows cuts their "
+                "sequences. Fit a split of whole sequences, and evaluate on another by "
+                "{split=NAME}."
             )
         if "periods" in model.support.parts:
             raise FitError(

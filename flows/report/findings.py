@@ -20,6 +20,7 @@ from flows.exporting.columns import (
 from flows.report.figures.causes import find_causes, iter_unit_sentences
 from flows.report.figures.network import find_network, iter_network_sentences
 from flows.report.figures.paths import PositionChange, find_changes, format_position
+from flows.report.figures.states import iter_state_sentences
 from flows.report.figures.text import format_number
 from flows.report.figures.trees import find_edges, iter_edge_sentences
 from flows.report.tables import format_dataset_name
@@ -81,7 +82,8 @@ def summarize_findings(
                 if network
                 else ()
             ),
-            *_iter_state_sentences(artifact),
+            *_iter_root_sentences(artifact),
+            *iter_state_sentences(artifact),
             *(() if causes else _iter_component_sentences(artifact, words, correlations)),
             *_iter_group_sentences(artifact, words),
         ],
@@ -286,7 +288,7 @@ def _iter_share_sentences(artifact: Artifact, words: Vocabulary) -> Iterator[str
         yield f"The largest {verb} {_join_shares(shares)} of the rows."
 
 
-def _iter_state_sentences(artifact: Artifact) -> Iterator[str]:
+def _iter_root_sentences(artifact: Artifact) -> Iterator[str]:
     """Name the feature whose hidden states are the components; none without a hidden tree."""
     if "transitions" not in artifact:
         return

@@ -39,6 +39,7 @@ from flows.report.figures.row_plots import (
     plot_positions,
 )
 from flows.report.figures.rows import DatasetSample, read_dataset_sample
+from flows.report.figures.states import make_state_table, plot_transitions
 from flows.report.figures.trees import find_edges, make_edge_table, plot_trees
 from flows.report.findings import summarize_findings
 from flows.report.inputs import (
@@ -185,7 +186,10 @@ def build_report(inputs: ReportInputs) -> Report:
     causes = find_causes(fitted)
     figures = [*plot_paths(fitted.artifact)]
     figures += plot_parameters(fitted.artifact, inputs.layout, causes)
+    figures += plot_transitions(fitted.artifact)
     edges, tables = find_edges(fitted), []
+    if states := make_state_table(fitted.artifact):
+        tables.append(states)
     if causes:
         tables.append(make_unit_table(causes, fitted.feature_names))
     if edges:

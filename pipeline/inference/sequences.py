@@ -6,19 +6,19 @@ rows are independent, so codes and likelihoods are those of single rows as with 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from pipeline.data.blocks import BinaryBlock, RowSource
+from pipeline.data.blocks import BinaryBlock, RowSource, iter_word_ranges
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress, ignore_progress
 from pipeline.models.base import Model
 from pipeline.models.capabilities import HasSequences
-from pipeline.passes.arrival_order import ReadInOrder, cut_in_arrival_order
+from pipeline.passes.arrival_order import BLOCK_WORDS, ReadInOrder, cut_in_arrival_order
 from pipeline.passes.map_reduce import collect_statistics
 from pipeline.random import RowRandom
 from pipeline.statistics.sums import Statistics
@@ -54,6 +54,16 @@ def condition_block(model: Model, params: Any, block: BinaryBlock) -> BinaryBloc
         return block
     links = _summarize_block(model, params, block)
     return model.condition(params, model.connect_links(params, links), block)
+
+
+def iter_conditioned_parts(model: Model, params: Any, block: BinaryBlock) -> Iterator[BinaryBlock]:
+    """Yield parts of a block with what the rows of each part say about each other.
+
+    For models without sequences, yield the block as it is.
+    """
+    is_cut = isinstance(model, HasSequences)
+    for part in iter_word_ranges(block, BLOCK_WORDS) if is_cut else (block,):
+        yield condition_block(model, params, part)
 
 
 def link_blocks(

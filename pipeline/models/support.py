@@ -50,7 +50,7 @@ _REFUSALS: Mapping[Part, _Refusal] = {
     "periods": _Refusal(
         "time",
         "{} has no positions over time.",
-        "Choose {{model=latent-trait}} with {{dynamics=walk}}.",
+        "Choose {{model=latent-trait}} with {{dynamics=walk}}, or {{model=hidden-markov}}.",
     ),
 }
 

@@ -23,7 +23,8 @@ from pipeline.data.blocks import (
     start_reading,
 )
 
-_MAX_ROWS = 1 << 15  # of a block, a multiple of 64
+BLOCK_WORDS = 512
+"""Words of 64 rows of the largest block."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class ReadInOrder:
             self._last.chunk = chunk
         block: BinaryBlock = self._last.block
         # Rows of other splits are left out, so that the last parts may have none.
-        first, last = (min(edge, block.n_samples) for edge in (first, first + _MAX_ROWS))
+        first, last = (min(edge, block.n_samples) for edge in (first, first + 64 * BLOCK_WORDS))
         part = block.take_rows(range(first, last))
         return join_segments([part if self.condition is None else self.condition(part)])
 
@@ -75,9 +76,9 @@ def cut_in_arrival_order(rows: RowSource) -> RowSource:
     if isinstance(rows.read, ReadInOrder):
         return rows
     parts = [
-        (chunk, first, min(_MAX_ROWS, n_rows - first))
+        (chunk, first, min(64 * BLOCK_WORDS, n_rows - first))
         for chunk, n_rows in enumerate(rows.rows_per_chunk)
-        for first in range(0, n_rows, _MAX_ROWS)
+        for first in range(0, n_rows, 64 * BLOCK_WORDS)
     ]
     read = ReadInOrder(rows.read, tuple((chunk, first) for chunk, first, _ in parts))
     return replace(rows, read=read, rows_per_chunk=[n_rows for _, _, n_rows in parts], n_segments=1)

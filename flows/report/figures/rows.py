@@ -29,6 +29,7 @@ from pipeline.data.plane_views import view_as_fitted
 from pipeline.data.weights import RowWeights, weigh_chunk
 from pipeline.evaluation.calibration import ShareComparison, compare_pairs
 from pipeline.inference.orientation import read_values
+from pipeline.inference.sequences import iter_conditioned_parts
 from pipeline.models.capabilities import CanSample, check_can_sample
 from pipeline.models.registry import read_vocabulary
 from pipeline.models.vocabulary import PLAIN, Vocabulary
@@ -191,7 +192,9 @@ def _iter_blocks(
             numbers = dataset.parse_numbers(weights.column, chunk.columns[weights.column])
             chunk = weigh_chunk(chunk, weights, numbers)
         chunk = _add_row_columns(chunk, dataset)
-        yield from (block for block in iter_blocks(chunk) if block.n_samples)
+        for block in iter_blocks(chunk):
+            if block.n_samples:
+                yield from iter_conditioned_parts(fitted.model, fitted.params, block)
 
 
 def _add_row_columns(chunk: PackedChunk, dataset: BinaryDataset) -> PackedChunk:

@@ -44,7 +44,8 @@ def compute_densities(params: HiddenMarkovParams, data: DenseData) -> Floats:
     """P(x_n | k) of the observed values, (n_rows, n_states)."""
     p = params.probabilities
     factors = np.where(data.X[:, None] == 1, p, 1 - p)
-    return np.where(data.mask[:, None] == 1, factors, 1.0).prod(axis=2)
+    densities: Floats = np.where(data.mask[:, None] == 1, factors, 1.0).prod(axis=2)
+    return densities
 
 
 class Paths:
@@ -180,7 +181,7 @@ def test_results_are_the_same_bytes_however_they_are_computed(
     drawn: tuple[HiddenMarkovParams, DenseData], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parts of chunks, threads, and segments that sort the rows of chunks change nothing."""
-    monkeypatch.setattr(arrival_order, "_MAX_ROWS", 64)
+    monkeypatch.setattr(arrival_order, "BLOCK_WORDS", 1)
     data = drawn[1].take_rows(slice(1000))
     mixed = DenseData(data.X, None, np.random.default_rng(6).integers(0, 3, 1000))
     sizes = [400, 350, 250]
@@ -192,6 +193,18 @@ def test_results_are_the_same_bytes_however_they_are_computed(
     for other in fits[1:]:
         assert other.history == fits[0].history
         assert other.params.transition.tobytes() == fits[0].params.transition.tobytes()
+
+
+def test_a_fit_that_goes_on_from_a_checkpoint_gives_the_same_bytes(
+    drawn: tuple[HiddenMarkovParams, DenseData], fitted: FitState
+) -> None:
+    states = list[FitState]()
+    rows = make_memory_rows(drawn[1])
+    fit_model(HiddenMarkov(3), rows, SERIAL, checkpoint=states.append)
+    kept = next(state for state in states if not state.starts)
+    resumed = fit_model(HiddenMarkov(3), rows, SERIAL, state=kept)
+    for name in ("probabilities", "transition", "initial", "weights"):
+        assert getattr(resumed.params, name).tobytes() == getattr(fitted.params, name).tobytes()
 
 
 def test_auto_finds_the_number_of_states(drawn: tuple[HiddenMarkovParams, DenseData]) -> None:
