@@ -390,7 +390,7 @@ def _run_passes(job: FitJob, states: CheckpointStore, start: PassStart) -> FitSt
         kept_results=job.kept_results,
     )
     state = add_fit_statistics(job.model, state, *run, job.progress)
-    state = add_class_numbers(job.model, state, *run, job.progress)
+    state = add_class_numbers(job.model, state, *run, job.progress, job.kept_results)
     state = orient_fit(job.model, state, *run, job.poles, list_features(job.dataset))
     return anchor_fit(job.model, state, *run, job.anchors)
 

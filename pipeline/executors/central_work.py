@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
+from inspect import isroutine
 from itertools import islice
 from types import UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -210,7 +211,8 @@ def make_local_map(map_items: MapFunction) -> MapFunction:
 def _find_result_type(function: Any) -> Any:
     while isinstance(function, partial):
         function = function.func
-    return get_type_hints(function)["return"]
+    is_object = not isroutine(function)
+    return get_type_hints(type(function).__call__ if is_object else function)["return"]
 
 
 def _is_optional(kind: Any) -> bool:

@@ -24,4 +24,4 @@ def format_amount(done: int, total: int, rows: int) -> str:
     """Format what has been done, such as `40%`, or as a number if the total is unknown."""
     if total:
         return f"{done / total:.0%}"
-    return f"{rows:,} rows" if rows else f"{done:,} done"
+    return f"{rows:,} rows" if rows else f"{done:,} steps"

@@ -32,7 +32,13 @@ import numpy as np
 import scipy
 
 from pipeline.data.blocks import BinaryBlock, RowSource
-from pipeline.executors.base import Executor, SerialExecutor
+from pipeline.executors.base import Executor, MapFunction, SerialExecutor
+from pipeline.executors.central_work import (
+    NO_KEPT_RESULTS,
+    KeptResults,
+    label_map,
+    open_central_work,
+)
 from pipeline.executors.progress import Progress, ignore_progress
 from pipeline.fitting.loop import fit_model
 from pipeline.fitting.sample_start import BlockSample, make_block_source
@@ -57,6 +63,7 @@ def add_class_numbers(
     executor: Executor,
     seed: int,
     progress: Progress = ignore_progress,
+    kept_results: KeptResults = NO_KEPT_RESULTS,
 ) -> FitState:
     """Add the table of numbers of components that a finished fit has tried, if it has any."""
     if not isinstance(model, Mixture) or model.n_compared is None:
@@ -72,7 +79,9 @@ def add_class_numbers(
     sums = collect_statistics(summarize, rows, executor, "numbers of classes", progress=progress)
     table = _make_table(model, state, by_number, sums)
     if isinstance(model, CanBootstrap) and model.blrt:
-        tests = _run_tests(model, state, by_number, table, rows, executor, seed, progress)
+        design = _collect_design(rows, executor, progress)
+        with open_central_work(executor.map, progress, kept_results, "blrt") as map_items:
+            tests = _run_tests(model, state, by_number, table, rows, design, seed, map_items)
         table = [{**line, **test} for line, test in zip(table, tests, strict=True)]
     diagnostics = {**state.diagnostics, "class_numbers": table}
     return _warn_about_local_maxima(replace(state, diagnostics=diagnostics), table)
@@ -138,21 +147,16 @@ def _run_tests(
     by_number: Mapping[int, Any],
     table: Sequence[Mapping[str, Any]],
     rows: RowSource,
-    executor: Executor,
+    design: tuple[BinaryBlock, ...],
     seed: int,
-    progress: Progress,
+    map_items: MapFunction,
 ) -> list[dict[str, Any]]:
     """Test each number of components against one fewer; there is no test of one."""
-    design = _collect_design(rows, executor, progress)
     auxiliary = {n: a for n, a in state.auxiliary.items() if not n.startswith("tried_")}
     plain = FitState(None, auxiliary=auxiliary)
     bootstrap = _Bootstrap(model, plain, by_number, rows, design, seed)
     keys = [*product([*by_number][1:], range(model.blrt))]
-    statistics = np.empty(len(keys))
-    progress("bootstrap", 0, len(keys), 0)
-    for k, statistic in enumerate(executor.map(bootstrap, keys)):
-        statistics[k] = statistic
-        progress("bootstrap", k + 1, len(keys), 0)
+    statistics = np.array([*label_map(map_items, "bootstrap", len(keys))(bootstrap, keys)])
     tests: list[dict[str, Any]] = [{"blrt_statistic": None, "blrt_p": None}]
     for n, drawn in enumerate(statistics.reshape(-1, model.blrt), start=1):
         observed = 2 * (table[n]["log_likelihood"] - table[n - 1]["log_likelihood"])

@@ -85,7 +85,7 @@ def test_stages_of_central_work_are_numbered(
             map_tried = label_map(enter_stage(planned, "choosing"), f"{n} components", 2)
             assert list(map_tried(measure, [-1, 2])) == [1, 2]
         assert list(label_map(enter_stage(planned, "final fit", 2), "", 2)(measure, [3, 4]))
-    assert caplog.messages[0] == "stage 1 of 2: choosing, 2 components: 0 done"
+    assert caplog.messages[0] == "stage 1 of 2: choosing, 2 components: 0 steps"
     assert caplog.messages[-4:] == [
         "stage 1 of 2: choosing, 3 components: 100%",
         *(f"stage 2 of 2: final fit: {share}" for share in ("0%", "50%", "100%")),
