@@ -254,6 +254,8 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
     def _make_request(self, **asked: Any) -> FitRequest:
         settings = {name: getattr(self, name) for name in list_hyperparameters(self.model_class)}
+        if not self._finds_segments:
+            settings.pop("n_segments", None)  # the rows have been divided already
         # None is the default number in `fit`, but the model's choice in estimators.
         components = AUTO if self.n_components is None else self.n_components
         if self.reverse is not None:
@@ -473,7 +475,12 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         if hasattr(self.model_class, "predict"):  # a capabilities.CanPredict
             return str(getattr(self, "column", SEGMENT))
         takes_segments = has_segments(self.model_class) and self.n_segments is None
-        return SEGMENT if takes_segments else None
+        return SEGMENT if takes_segments and not self._finds_segments else None
+
+    @property
+    def _finds_segments(self) -> bool:
+        """Whether the model finds the segments of rows itself."""
+        return getattr(self, "segments", None) == AUTO
 
     def _check_target(self, y: ArrayLike | None, segments: ArrayLike | None) -> None:
         """Check that the segments or labels that the model needs were passed."""
@@ -486,7 +493,9 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
     def _divide_rows(self, n_rows: int) -> NDArray[Any] | None:
         """Return the segment of each row if `n_segments` asks for equal ones."""
-        if not has_segments(self.model_class) or (n_segments := self.n_segments) is None:
+        if not has_segments(self.model_class) or self._finds_segments:
+            return None
+        if (n_segments := self.n_segments) is None:
             return None
         if not isinstance(n_segments, Integral) or not 1 <= n_segments <= n_rows // 2:
             raise FitError(

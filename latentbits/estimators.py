@@ -32,6 +32,7 @@ _SEGMENT_SETTINGS = {
     "n_segments": "Number of segments of equal length to divide the rows into, in their order, "
     "such as time bins; None takes the segments from y.",
 }
+_HIDDEN_SEGMENTS = "With segments='auto', the number of hidden segments; None chooses it."
 """Descriptions of the arguments of estimators with parameters per segment."""
 _COMMON_SETTINGS = {
     "binarize": "Values above it become 1, all others 0; `mean` takes the mean of each feature "
@@ -62,7 +63,7 @@ def _make_estimator(kind: type[Model]) -> type[ModelEstimator]:
         (name, types[name], field(default=default, kw_only=name != "n_components"))
         for name, default in defaults.items()
     ]
-    common = [(name, Any, None) for name in _list_common_settings(kind)]
+    common = [(name, Any, None) for name in _list_common_settings(kind) if name not in types]
     estimator = make_dataclass(
         kind.__name__,
         [*settings, *common],
@@ -78,7 +79,10 @@ def _make_estimator(kind: type[Model]) -> type[ModelEstimator]:
 
 def _list_common_settings(kind: type[Model]) -> dict[str, str]:
     """Return the arguments that are not settings of the model, and their descriptions."""
-    return (_SEGMENT_SETTINGS if has_segments(kind) else {}) | _COMMON_SETTINGS
+    own = _SEGMENT_SETTINGS if has_segments(kind) else {}
+    if "n_segments" in list_hyperparameters(kind):
+        own = {name: f"{text} {_HIDDEN_SEGMENTS}" for name, text in own.items()}
+    return own | _COMMON_SETTINGS
 
 
 def _make_docstring(kind: type[Model]) -> str:

@@ -124,9 +124,13 @@ class BLICA(ModelEstimator):
         Number of replicates for the intervals of the mixing: 0 for none, else at least 20.
         Each replicate chooses its own ridge unless `regularization` is set. The number of
         components is fixed.
+    segments
+        `given`: the dataset says which segment each row is of. `auto`: segments are hidden
+        states of the rows, in their order.
     n_segments
         Number of segments of equal length to divide the rows into, in their order, such as
-        time bins; None takes the segments from y.
+        time bins; None takes the segments from y. With segments='auto', the number of
+        hidden segments; None chooses it.
     binarize
         Values above it become 1, all others 0; `mean` takes the mean of each feature over
         the fitted rows, None accepts only 0 and 1.
@@ -145,6 +149,7 @@ class BLICA(ModelEstimator):
     min_rows: int
     starts: int
     bootstrap: int
+    segments: Literal["given", "auto"]
     n_segments: int | None
     binarize: float | Literal["mean"] | None
     reverse: list[str] | None
@@ -183,6 +188,7 @@ class BLICA(ModelEstimator):
         min_rows: int = 20,
         starts: int = 3,
         bootstrap: int = 0,
+        segments: Literal["given", "auto"] = "given",
         n_segments: int | None = None,
         binarize: float | Literal["mean"] | None = None,
         reverse: list[str] | None = None,

@@ -42,7 +42,8 @@ from pipeline.fitting.pair_work import get_pair_job_label
 from pipeline.fitting.prepare import FitRequest, PatternTable, PreparedFit, prepare
 from pipeline.models.base import Model
 from pipeline.models.capabilities import CanPredict, CanWarmStart
-from pipeline.models.registry import find_models, make_model
+from pipeline.models.registry import find_model_class, find_models, make_model
+from pipeline.models.settings import list_hyperparameters
 from pipeline.params import list_arrays
 from pipeline.passes.map_reduce import KeptSums
 from pipeline.statistics.labels import SEGMENT
@@ -144,9 +145,15 @@ class FitJob(FitPlan):
 def prepare_fit(options: FitOptions) -> FitPlan:
     """Check everything that can be checked before the work starts."""
     open_executor = prepare_executor(**options.where)
-    parsed = parse_model_options(
-        options.model, options.components, options.settings, options.layers
-    )
+    settings = [*options.settings]
+    if options.segments is not None:
+        if "segments" not in list_hyperparameters(find_model_class(options.model)):
+            raise FitError(
+                f"{options.model} finds no segments, unlike blica. Leave out {{segments}}.",
+                parameter="segments",
+            )
+        settings.append(f"segments={options.segments}")
+    parsed = parse_model_options(options.model, options.components, settings, options.layers)
     model = make_model(options.model, **parsed)
     check_seed(options.seed)
     retention = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from flows.cli.hyperparameters import ModelName
 from flows.cli.options import (
@@ -103,6 +103,11 @@ class FitOptions:
             help="Column of row groups with parameters of their own.",
         ),
         ExampleValue("country"),
+    ] = None
+    segments: Annotated[
+        Literal["auto"] | None,
+        # Not among the options of all models: the settings of those that have it explain it.
+        Option(group=DATA, show=False, help="Find segments as hidden states of the rows."),
     ] = None
     covariates: Annotated[
         str | None,

@@ -48,7 +48,12 @@ def draw_segments(params: Any, n_samples: int, rng: np.random.Generator) -> NDAr
 
 
 def map_fitted_segments(params: Any, names: Sequence[str]) -> dict[str, int]:
-    """Return the index of each fitted segment by name, given the names in the fitted data."""
+    """Return the index of each fitted segment by name, given the names in the fitted data.
+
+    There are none if segments are hidden states, which have nothing to do with those of data.
+    """
+    if get_array(params, "transition") is not None:
+        return {}
     indices, _ = get_fitted_segments(params)
     return {names[index]: index for index in indices.tolist()}
 

@@ -13,6 +13,7 @@ from pipeline.evaluation.prediction import name_categories
 from pipeline.executors.code_digest import digest_modules, list_versions
 from pipeline.learning.convergence import find_final_objective
 from pipeline.models.base import Model
+from pipeline.models.capabilities import FindsSegments
 from pipeline.models.settings import get_settings
 from pipeline.models.state import FitState
 
@@ -52,7 +53,10 @@ def describe_provenance(
 
 def describe_outcome(model: Model, dataset: Dataset, state: FitState) -> dict[str, Any]:
     """Describe the end of a fit: convergence, objective, diagnostics and warnings."""
-    names = (list_plane_names(dataset), dataset.segment_names)
+    segment_names = dataset.segment_names
+    if isinstance(model, FindsSegments):
+        segment_names = model.name_segments(state.params)
+    names = (list_plane_names(dataset), segment_names)
     convergence, history = model.get_convergence_criterion(state), state.history
     labels = name_categories(model, state.params, dataset)
     return {
@@ -61,6 +65,7 @@ def describe_outcome(model: Model, dataset: Dataset, state: FitState) -> dict[st
         "history": history,
         "objective": find_final_objective(convergence, history) if history else None,
         "diagnostics": state.diagnostics,
+        "segment_names": segment_names,
         "warnings": [warning.render(*names, spell=keep_placeholder) for warning in state.warnings],
         "n_components": int(state.diagnostics["n_components"]),
         **({"labels": labels} if labels else {}),

@@ -11,10 +11,13 @@ from pipeline.data.features import find_continuous
 from pipeline.errors import FitWarning
 from pipeline.models.base import Model
 from pipeline.models.state import FitState
-from pipeline.statistics.counts import FeatureCounts, PairCounts, count_level_rows
+from pipeline.statistics.counts import (
+    CountsAndMore,
+    FeatureCounts,
+    PairCounts,
+    count_level_rows,
+)
 from pipeline.statistics.measurements import MeasuredCounts
-from pipeline.statistics.pair_moments import PairMoments
-from pipeline.statistics.row_samples import RowSample
 
 _MIN_GAIN = 1.0  # over all rows, nats
 
@@ -26,7 +29,7 @@ def compute_independent_log_likelihood(model: Model, first: Any) -> float | None
     feature. Continuous features are normal with their mean and standard deviation. None if the
     statistics do not count features.
     """
-    first = first.counts if isinstance(first, RowSample | PairMoments) else first
+    first = first.counts if isinstance(first, CountsAndMore) else first
     features = () if model.support.splits_levels else model.structure.features
     if not isinstance(first, FeatureCounts | PairCounts):
         return None

@@ -431,6 +431,14 @@ class HasSequences(Protocol):
 
 
 @runtime_checkable
+class FindsSegments(Protocol):
+    """Finds the segments of rows itself; those of the dataset have no influence."""
+
+    def name_segments(self, params: Any) -> tuple[str, ...]:
+        """Return the names of the segments that a fit has found."""
+
+
+@runtime_checkable
 class CanWarmStart(Protocol):
     """Can start from the parameters of an earlier fit, which may have had other settings.
 

@@ -67,7 +67,10 @@ ALIASES = {"chow-liu": ModelAlias("tree-mixture", {"n_components": 1})}
 """Other names of models of this package. A fit records the name of the model."""
 
 
-_VARIANTS = {"latent-trait": ("dynamics", "walk", "pipeline.models.latent_trait.walk:WalkingTrait")}
+_VARIANTS = {
+    "blica": ("segments", "auto", "pipeline.models.binary_ica.hidden_segments:HiddenSegmentBLICA"),
+    "latent-trait": ("dynamics", "walk", "pipeline.models.latent_trait.walk:WalkingTrait"),
+}
 """Models with a class of its own for a value of a setting: the setting, its value, and the class.
 
 Such a class has the name of the model, and may lack some of its settings."""

@@ -293,11 +293,11 @@ class PairCounts(WeightedCounts):
 
         With `pooled`, every segment is counted as segment 0.
         """
-        return cls._from_parts([replace(block, segment=0) if pooled else block])
+        return cls.from_parts([replace(block, segment=0) if pooled else block])
 
     @classmethod
-    def _from_parts(cls, parts: Sequence[BinaryBlock]) -> Self:
-        """Count blocks of different segments, in the order of the segments."""
+    def from_parts(cls, parts: Sequence[BinaryBlock]) -> Self:
+        """Count blocks of different segments, at least one, in the order of the segments."""
         # The tables are allocated once and filled in place, so that no second copy exists.
         first, n = parts[0], len(parts)
         tile = first.tile or Tile((0, first.n_features), (0, first.n_features))
@@ -345,7 +345,7 @@ class PairCounts(WeightedCounts):
         Groups without rows have no counts. A block without rows keeps its first group, so that its
         segment counts as seen.
         """
-        return cls._from_parts(_split_into_groups(block, n_groups))
+        return cls.from_parts(_split_into_groups(block, n_groups))
 
     def add_block(self, block: BinaryBlock, *, pooled: bool) -> Self:
         """Add a block as counted by `from_block`; see `add_block_groups`."""
@@ -363,7 +363,7 @@ class PairCounts(WeightedCounts):
         segments = [part.segment for part in parts]
         has_room = parts[0].observed_words is None or self.pair_rows is not None
         if not has_room or not np.isin(segments, self.segments).all():
-            return self.merge(self._from_parts(parts))
+            return self.merge(self.from_parts(parts))
         for place, part in zip(np.searchsorted(self.segments, segments), parts, strict=True):
             self._add_part(int(place), part)
         return self
@@ -448,7 +448,25 @@ class PairCounts(WeightedCounts):
                 f" Pass one weight of at least 0 for each group of each segment: {expected}."
             )
         place = np.searchsorted(segments, self.segments // n_groups)
-        times = weights[place, self.segments % n_groups]
+        return self._sum_rows(segments, place, weights[place, self.segments % n_groups])
+
+    def sum_segments(self, labels: NDArray[np.int64]) -> Self:
+        """Sum segments with equal labels, (n_seen,); the labels are the segments of the result."""
+        segments, place = np.unique(labels, return_inverse=True)
+        return self._sum_rows(segments, place, np.ones(len(place), np.int64))
+
+    def take_first_segments(self, n_segments: int) -> Self:
+        """Return the counts of the first segments, or of all if there are no more."""
+        if len(self.segments) <= n_segments:
+            return self
+        places = np.arange(n_segments)
+        return self._sum_rows(self.segments[places], places, np.ones(n_segments, np.int64))
+
+    def _sum_rows(self, segments: Counts, place: Counts, times: Counts) -> Self:
+        """Add row r of the counts, multiplied by times[r], to that of segment segments[place[r]].
+
+        Rows after the last of `times` are left out.
+        """
         sums = {
             name: segments
             if name == "segments"

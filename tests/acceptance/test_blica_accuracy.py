@@ -16,6 +16,7 @@ import pytest
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.binary_ica.blica import BLICA
+from pipeline.models.registry import make_model
 from pipeline.models.state import FitState
 from pipeline.numerics.metrics import mean_cosine_similarity
 from storage.examples import (
@@ -23,6 +24,7 @@ from storage.examples import (
     draw_nonstationary_rows,
     draw_nonstationary_truth,
 )
+from tests.pipeline.models.binary_ica import draw_hidden
 from tests.support.data import make_test_row_source, write_arrays
 
 N_SEGMENTS, N_SEEDS = 40, 10
@@ -77,6 +79,29 @@ def test_the_mixing_is_found_for_most_seeds(tmp_path, shape, median, worst):
     found = similarities(tmp_path, shape, N_SEEDS)
     assert np.median(found) >= median
     assert found.min() >= worst
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [Shape(6, 2), Shape(10, 5)], ids=str)
+def test_hidden_segments_are_as_good_as_given_ones(tmp_path, shape):
+    """Rows stay in one of 2 n_components + 1 segments with a probability of 0.99."""
+    shares = []
+    for seed in range(N_SEEDS):
+        n_segments = 2 * shape.n_components + 1
+        truth, data = draw_hidden(100_000, n_segments, seed, *shape[:2])
+        found = []
+        for segments in (None, data.segments.astype(str)):
+            path = tmp_path / f"{seed}{segments is None}.zarr"
+            settings = (
+                {} if segments is not None else {"segments": "auto", "n_segments": n_segments}
+            )
+            model = make_model("blica", shape.n_components, settings)
+            rows = make_test_row_source(write_arrays(path, data.X, segments=segments))
+            fitted = fit_model(model, rows, SerialExecutor())
+            found.append(mean_cosine_similarity(fitted.params.mixing, truth.mixing))
+        shares.append(found[0] / found[1])
+        print(f"{shape}, seed {seed}: hidden {found[0]:.4f}, given {found[1]:.4f}", flush=True)
+    assert np.median(shares) >= 0.99
 
 
 @pytest.mark.matrix

@@ -10,7 +10,9 @@ import pytest
 from flows.cli.errors import format_warnings
 from pipeline.numerics.metrics import mean_cosine_similarity
 from storage.artifacts.artifacts import load_artifact
+from storage.codes.codes import open_codes
 from storage.examples import draw_nonstationary_rows, draw_nonstationary_truth
+from tests.pipeline.models.binary_ica import draw_hidden
 from tests.support.data import write_arrays
 
 BLICA = ("--model", "blica")
@@ -241,3 +243,27 @@ def test_a_pair_that_is_never_observed_together(warned, tmp_path):
     warning = warned("pairs without a correlation", "--dataset", "d.zarr", *GIVEN)
     assert "'bread', 'milk'" in warning
     assert "'year 3'" in warning
+
+
+def test_hidden_segments_are_found_and_told(cli, folder):
+    _, data = draw_hidden(3000, 3, seed=1)
+    path = write_arrays(folder / "hidden.zarr", data.X, words_per_chunk=20).path
+    hidden = ("--segments", "auto", "--set", "n_segments=3", "--no-report", "--json")
+    fitted = cli("fit", "--dataset", path, *BLICA, *GIVEN, *hidden)
+    assert fitted.code == 0, fitted.err
+    artifact = load_artifact(fitted.json["artifact"])
+    assert artifact.manifest["segment_names"] == ["1", "2", "3"]
+    np.testing.assert_allclose(artifact["transition"].sum(axis=1), 1)
+    command = ("transform", "--dataset", path, "--artifact", artifact.path)
+    codes = cli(*command, "--output", folder / "hidden.codes", "--json")
+    assert codes.code == 0, codes.err
+    assert codes.json["warnings"] == []
+    stored = open_codes(folder / "hidden.codes")
+    likeliest, probability = stored["likeliest_segment"][:], stored["segment_probability"][:]
+    assert {*np.unique(likeliest).tolist()} == {1, 2, 3}
+    assert ((probability > 1 / 3) & (probability <= 1)).all()
+
+
+def test_models_without_hidden_segments_say_so(cli, whole):
+    refused = cli("fit", "--dataset", whole, "--model", "clipped-pca", "--segments", "auto")
+    assert "clipped-pca finds no segments, unlike blica" in refused.check_refused()

@@ -65,7 +65,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -248,6 +248,12 @@ class BLICA(ProbitICA):
     n_components
         Number of components; None takes the fewest within 2.7 standard errors of the best
         held-out pairwise likelihood, among identifiable numbers.
+    segments
+        `given`: the dataset says which segment each row is of. `auto`: segments are hidden states
+        of the rows, in their order.
+    n_segments
+        Number of segments with `segments=auto`. None takes the number with the lowest BIC, from 3
+        to 32.
     regularization
         Condition number r, above 1, to which correlations are ridged; larger means a weaker ridge.
         None takes the weakest ridge within one standard error of the best held-out pairwise
@@ -282,8 +288,19 @@ class BLICA(ProbitICA):
     min_rows: int = setting(20, minimum=1)
     starts: int = setting(3, minimum=1)
     bootstrap: int = setting(0, minimum=20, or_zero=True)
+    segments: Literal["given", "auto"] = "given"
+    n_segments: int | None = setting(None, minimum=MIN_SEGMENTS)
     max_iter: int = field(default=1, init=False)
     tol: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.segments == "given" and self.n_segments is not None:
+            raise FitError(
+                f"{{n_segments}} is {self.n_segments}, but segments are given by the dataset. Find "
+                "them by {segments=auto}, or leave out {n_segments}.",
+                parameter="n_segments",
+            )
 
     @property
     def statistics(self) -> type[PairCounts | MixedStatistics]:  # type: ignore[override]

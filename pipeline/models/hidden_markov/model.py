@@ -59,15 +59,9 @@ from pipeline.models.bernoulli_mixture.gaussians import sum_gaussian_statistics
 from pipeline.models.bernoulli_mixture.levels import mask_unreached_planes
 from pipeline.models.bernoulli_mixture.params import BernoulliMixtureParams
 from pipeline.models.capabilities import LogLikelihood
-from pipeline.models.hidden_markov.chains import (
-    draw_path,
-    find_path,
-    maximize_rows,
-    multiply_rows,
-    scale_densities,
-    sum_paths,
-)
-from pipeline.models.hidden_markov.links import Links, Neighbours, SequenceColumns
+from pipeline.models.hidden_markov.chains import draw_path
+from pipeline.models.hidden_markov.links import SequenceColumns
+from pipeline.models.hidden_markov.states import LEAST_WEIGHT, HiddenStates, split_columns
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.support import Support
@@ -79,7 +73,6 @@ from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.sums import Sums
 
 _FIRST_STAY = 0.9  # probability to stay in a state at the beginning of starts
-_LEAST_WEIGHT = 1e-300  # of a state that its neighbours exclude
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,13 +115,13 @@ class HiddenMarkovParams(BernoulliMixtureParams):
         """
         if block.covariates is None:
             return super().compute_class_weights(block)
-        earlier, later, _ = _split_columns(block.covariates)
+        earlier, later, _ = split_columns(block.covariates)
         logs = scipy.special.log_softmax(earlier + later, axis=1)
         return np.exp(logs), logs
 
 
 @dataclass(frozen=True)
-class HiddenMarkov(ClassMixture):
+class HiddenMarkov(HiddenStates, ClassMixture):
     """Hyperparameters of the hidden Markov model.
 
     Attributes
@@ -225,50 +218,6 @@ class HiddenMarkov(ClassMixture):
         state = self.keep_order(self._begin_long_run(state, 0.0), params.probabilities)
         return replace(state, params=params)
 
-    def summarize_links(
-        self, params: HiddenMarkovParams, working: Arrays, block: BinaryBlock, rng: RowRandom
-    ) -> Links:
-        """MAP: multiply the matrices of the rows, and maximize over paths if they are asked for."""
-        begins = self.columns.find_first_rows(block)
-        logs, is_out = self._compute_log_densities(params, working, block, rng)
-        n_states = len(params.weights)
-        best = np.empty((0, 0))
-        if "paths" in working:
-            best = np.empty((n_states + 1, n_states))
-            maximize_rows(logs, begins, np.log(params.transition), np.log(params.initial), best)
-        logs[is_out] = 0.0
-        product = np.empty((n_states + 1, n_states))
-        scale_densities(logs, np.empty(len(logs)))
-        multiply_rows(logs, begins, params.transition, params.initial, product)
-        return Links.from_block(block, self.columns, product, best)
-
-    def connect_links(self, params: HiddenMarkovParams, links: Links) -> Arrays:
-        """CENTRAL: return what the rows before and after each block say."""
-        return links.connect(self.columns)
-
-    def condition(
-        self, params: HiddenMarkovParams, working: Arrays, block: BinaryBlock
-    ) -> BinaryBlock:
-        """MAP: return the block with what its neighbours say about each row, as covariates.
-
-        These are log P(z_n | earlier rows), log P(later rows | z_n) up to a term, each
-        (n_samples, n_components), and the state of the likeliest path.
-        """
-        found = Neighbours.find(working, block, len(params.weights))
-        begins = self.columns.find_first_rows(block)
-        begins[:1] = found.begins
-        logs, _ = self._compute_log_densities(params, {}, block, RowRandom(0))
-        path = np.empty(block.n_samples, np.int64)
-        chain = np.log(params.transition), np.log(params.initial)
-        find_path(logs, begins, *chain, found.state_before or 0, found.last_state or 0, path)
-        earlier, later = np.empty_like(logs), np.empty_like(logs)
-        scale_densities(logs, np.empty(len(logs)))
-        sums = np.zeros_like(params.transition), np.zeros_like(params.initial)
-        own = (params.transition, params.initial, found.before, found.after)
-        sum_paths(logs, begins, *own, earlier, later, *sums)
-        parts = (*(np.log(np.maximum(p, _LEAST_WEIGHT)) for p in (earlier, later)), path[:, None])
-        return replace(block, covariates=np.hstack(parts))
-
     def _compute_log_densities(
         self, params: HiddenMarkovParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> tuple[Array, NDArray[np.bool_]]:
@@ -285,18 +234,11 @@ class HiddenMarkov(ClassMixture):
         self, params: HiddenMarkovParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
         """Run the E-step on the rows of a block given its neighbours, and score held-out rows."""
-        found = Neighbours.find(working, block, len(params.weights))
-        begins = self.columns.find_first_rows(block)
-        begins[:1] = found.begins
         logs, is_out = self._compute_log_densities(params, working, block, rng)
         held_out_logs = logs[is_out]
         logs[is_out] = 0.0
-        counts, starts = np.zeros_like(params.transition), np.zeros_like(params.initial)
-        earlier, later, peaks = np.empty_like(logs), np.empty_like(logs), np.empty(len(logs))
-        scale_densities(logs, peaks)
-        own = (params.transition, params.initial, found.before, found.after)
-        nats = sum_paths(logs, begins, *own, earlier, later, counts, starts) + peaks.sum()
-        weights = np.maximum(earlier * later, _LEAST_WEIGHT)
+        paths = self._sum_paths(params, working, block, logs)
+        weights = np.maximum(paths.earlier * paths.later, LEAST_WEIGHT)
         log_weights = np.log(weights / weights.sum(axis=1, keepdims=True))
         masked = mask_unreached_planes(block, params.n_levels)
         terms = params.compute_terms(block, log_weights)
@@ -308,8 +250,8 @@ class HiddenMarkov(ClassMixture):
             "ones": sums.ones,
             "missing": sums.missing,
             "mass": sums.mass[None],
-            "transitions": counts,
-            "starts": starts,
+            "transitions": paths.transitions,
+            "starts": paths.starts,
             "empty_rows": np.array(block.count_unobserved_rows()),
         }
         if posterior is not None:
@@ -323,7 +265,7 @@ class HiddenMarkov(ClassMixture):
                 "held_out_weight": np.array(float(is_out.sum())),
             }
         n_in = block.n_samples - int(is_out.sum())
-        return Sums(n_in, float(n_in), float(nats), values)
+        return Sums(n_in, float(n_in), paths.nats, values)
 
     def objective(self, params: HiddenMarkovParams, statistics: Sums) -> float:
         """Return the mean log-likelihood per row plus the log prior per row, nats."""
@@ -392,7 +334,7 @@ class HiddenMarkov(ClassMixture):
         posterior, nats = super().compute_posterior(params, block)
         if block.covariates is None:
             return posterior, nats
-        earlier, _, _ = _split_columns(block.covariates)
+        earlier, _, _ = split_columns(block.covariates)
         masked, terms = prepare_rows(params, block)
         terms = params.compute_terms(block, earlier)
         _, nats = mixture_posterior(masked.words, masked.observed_words, block.n_samples, terms)
@@ -417,9 +359,3 @@ class HiddenMarkov(ClassMixture):
         path = np.empty(n_samples, np.int64)
         draw_path(params.transition, params.initial, rng.random(n_samples), path)
         return path
-
-
-def _split_columns(covariates: Array) -> tuple[Array, Array, Array]:
-    """Return the covariates of `HiddenMarkov.condition`."""
-    n_states = covariates.shape[1] // 2
-    return covariates[:, :n_states], covariates[:, n_states:-1], covariates[:, -1]

@@ -26,6 +26,9 @@ from tests.support.strategies import DenseData, make_memory_blocks, make_memory_
 
 Floats = NDArray[np.float64]
 
+STAY = 0.99
+"""Probability to stay in a hidden segment."""
+
 
 def draw_solution(
     n_features: int, n_components: int, n_segments: int, seed: int = 0
@@ -115,6 +118,20 @@ def draw_truth_and_data(
 ) -> tuple[NonstationaryTruth, DenseData]:
     truth = draw_nonstationary_truth(n_features, n_components, n_segments, seed=1)
     return truth, draw_nonstationary_data(truth, n_rows)
+
+
+def draw_hidden(
+    n_rows: int, n_segments: int, seed: int, n_features: int = 6, n_components: int = 2
+) -> tuple[NonstationaryTruth, DenseData]:
+    """Draw rows of the model of the paper, whose segments follow a Markov chain."""
+    truth = draw_nonstationary_truth(n_features, n_components, n_segments, seed)
+    rng = np.random.default_rng([seed, 7])
+    steps = np.where(rng.random(n_rows) < STAY, 0, rng.integers(1, n_segments, n_rows))
+    segments = np.cumsum(steps) % n_segments
+    z = rng.standard_normal((n_rows, n_components)) * np.sqrt(truth.source_variances[segments])
+    z += truth.source_means[segments]
+    latent = np.sqrt(np.pi / 8) * z @ truth.mixing.T + rng.standard_normal((n_rows, n_features))
+    return truth, DenseData((latent > 0).astype(np.uint8), None, segments)
 
 
 def draw_small_data(n_rows: int = 200) -> DenseData:
