@@ -165,7 +165,7 @@ class Lease:
     def __init__(self, folder: AnyPath) -> None:
         self.took_over = False
         self._folder = folder
-        self._holder = _describe_this_process()
+        self._holder = _describe_this_process(folder)
         self._slot: _LeaseFile | ObjectPath | None = None
         self._version: ObjectVersion = {}
         self._ended = threading.Event()
@@ -249,7 +249,7 @@ class Lease:
             silence, limit = time.monotonic() - start, LEASE_SECONDS
             is_alive = found.version != watched.version
             if holder is not None and holder.machine == self._holder.machine:
-                silence, limit = holder.measure_silence(), holder.find_silence_limit()
+                silence, limit = holder.measure_silence(), holder.find_silence_limit(self._folder)
                 is_alive = silence < limit
             if is_alive:
                 raise FolderInUseError(
@@ -259,7 +259,7 @@ class Lease:
             if silence >= limit:
                 if self._write(slot, found.version):
                     self.took_over = True
-                    ending = "ended" if limit == 0 else "is silent"
+                    ending = "no longer writes here" if limit == 0 else "is silent"
                     log.info("%s: %s %s, so its work is continued.", self._folder, holder, ending)
                     return
                 continue
@@ -380,6 +380,8 @@ class _Holder:
         Identify the process; `born` is its start time.
     host, run, since
         Describe it to people.
+    folder
+        Path of the folder that it holds.
     renewed
         Time of the last renewal, on the monotonic clock of the machine.
     """
@@ -391,6 +393,7 @@ class _Holder:
     host: str
     run: str
     since: str
+    folder: str
     renewed: float
 
     def __str__(self) -> str:
@@ -400,8 +403,14 @@ class _Holder:
         """Return the seconds since the last renewal, for a process of this machine."""
         return max(0.0, time.monotonic() - self.renewed)
 
-    def find_silence_limit(self) -> float:
-        """Return after how many seconds to take over from a process of this machine."""
+    def find_silence_limit(self, folder: AnyPath) -> float:
+        """Return after how many seconds to take over a folder from a process of this machine.
+
+        At once if the lease was copied from another folder, together with this one.
+        """
+        with suppress(OSError):  # other paths may lead to the same folder
+            if isinstance(folder, Path) and not folder.samefile(self.folder):
+                return 0.0
         try:
             process = psutil.Process(self.pid)
             status = process.status()
@@ -415,7 +424,7 @@ class _Holder:
         return LEASE_SECONDS if is_stopped else _BUSY_FACTOR * LEASE_SECONDS
 
 
-def _describe_this_process() -> _Holder:
+def _describe_this_process(folder: AnyPath) -> _Holder:
     now, pid = datetime.now(UTC), os.getpid()
     return _Holder(
         token=uuid.uuid4().hex,
@@ -425,6 +434,7 @@ def _describe_this_process() -> _Holder:
         host=socket.gethostname(),
         run=run_name.get() or Path(sys.argv[0]).name or "python",
         since=f"{now:%Y-%m-%d %H:%M:%S} UTC",
+        folder=str(folder.resolve()),
         renewed=time.monotonic(),
     )
 

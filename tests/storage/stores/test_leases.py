@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import time
@@ -206,6 +207,18 @@ def test_a_process_number_that_came_again_is_not_the_holder(folder):
     hold_here(folder, born=1.0)
     with lock_folder(folder) as lease:
         assert lease.took_over
+
+
+def test_a_lease_that_was_copied_with_its_folder_holds_up_nobody(tmp_path: Path) -> None:
+    folder, copy = tmp_path / "data" / "d.zarr", tmp_path / "copy"
+    with lock_folder(folder):
+        shutil.copytree(folder.parent, copy)
+        assert get_lease(copy / "d.zarr").exists()
+        with lock_folder(copy / "d.zarr") as lease:
+            assert lease.took_over
+            (tmp_path / "link").symlink_to(copy)
+            refuse(tmp_path / "link" / "d.zarr")  # no copy, but another path
+        check_leases()
 
 
 def hold_here(folder: Any, **changes: Any) -> None:
