@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 from inspect import isroutine
 from itertools import islice
@@ -24,7 +24,7 @@ from pipeline.executors.base import MapFunction
 from pipeline.executors.progress import Progress, ignore_progress
 
 _SECONDS_BETWEEN_SAVES = 2.0
-_NUMBERS = (bool, int, float)
+_NUMBERS, _OPTIONAL = (bool, int, float), (Union, UnionType)
 
 
 class KeptResult(NamedTuple):
@@ -131,9 +131,8 @@ class CentralMap:
 
     def __call__(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
         """Yield the results in the order of the items."""
-        return (
-            self._iter_results(function, items) if self.total else self.map_items(function, items)
-        )
+        run = self._iter_results if self.total else self.map_items
+        return run(function, items)
 
     def _iter_results(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
         kind, label, work = _find_result_type(function), self._format_label(), self.work
@@ -177,9 +176,9 @@ def open_central_work(
 
 def plan_stages(map_items: MapFunction, stages: Sequence[str]) -> MapFunction:
     """Name the stages of central work in their order, if the map reports progress."""
-    return (
-        replace(map_items, stages=tuple(stages)) if isinstance(map_items, CentralMap) else map_items
-    )
+    if not isinstance(map_items, CentralMap):
+        return map_items
+    return replace(map_items, stages=tuple(stages))
 
 
 def enter_stage(map_items: MapFunction, stage: str, total: int = 0) -> MapFunction:
@@ -215,20 +214,15 @@ def _find_result_type(function: Any) -> Any:
     return get_type_hints(type(function).__call__ if is_object else function)["return"]
 
 
-def _is_optional(kind: Any) -> bool:
-    return get_origin(kind) in (Union, UnionType)
-
-
 def _list_part_types(kind: Any, n_parts: int) -> list[Any] | None:
     """Return the types of the parts of a value; None if it is an array or a number."""
     own = get_args(kind)
-    if _is_optional(kind) or (get_origin(kind) is tuple and own[1:] == (...,)):
+    if get_origin(kind) in _OPTIONAL or own[1:] == (...,):
         return [own[0]] * n_parts
     if get_origin(kind) is tuple:
         return list(own)
-    if is_dataclass(kind):
-        return [get_type_hints(kind)[part.name] for part in fields(kind)]
-    return list(get_type_hints(kind).values()) if hasattr(kind, "_fields") else None
+    has_fields = is_dataclass(kind) or hasattr(kind, "_fields")
+    return list(get_type_hints(kind).values()) if has_fields else None
 
 
 def _flatten(kind: Any, value: Any) -> Iterator[NDArray[Any]]:
@@ -236,10 +230,10 @@ def _flatten(kind: Any, value: Any) -> Iterator[NDArray[Any]]:
     if _list_part_types(kind, 0) is None:
         yield np.asarray(value, order="C")
         return
-    if is_dataclass(kind):
-        value = [getattr(value, part.name) for part in fields(kind)]
-    elif _is_optional(kind):
+    if get_origin(kind) in _OPTIONAL:
         value = [] if value is None else [value]
+    elif get_origin(kind) is not tuple:
+        value = [getattr(value, name) for name in get_type_hints(kind)]
     yield np.array(len(value))
     for part_kind, part in zip(_list_part_types(kind, len(value)) or (), value, strict=True):
         yield from _flatten(part_kind, part)
@@ -252,7 +246,7 @@ def _rebuild(kind: Any, arrays: Iterator[NDArray[Any]]) -> Any:
         return kind(first.item()) if kind in _NUMBERS else first
     types = _list_part_types(kind, first.item()) or ()
     parts = [_rebuild(part_kind, arrays) for part_kind in types]
-    if _is_optional(kind):
+    if get_origin(kind) in _OPTIONAL:
         return parts[0] if parts else None
     return tuple(parts) if get_origin(kind) is tuple else kind(*parts)
 
