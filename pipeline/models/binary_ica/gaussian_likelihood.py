@@ -411,15 +411,16 @@ def maximise_from_seeds(
     map_items: MapFunction,
     tol: float = TOLERANCE,
     extra_starts: Sequence[MatchSolution] = (),
+    is_rough: bool = False,
 ) -> list[Optimum]:
     """Maximise from random starts, one per seed, and from `extra_starts`; return the best first.
 
-    Results that did not stay finite are left out. `tol` is the tolerance of `maximise`. `map_items`
-    maps over starts. Large moments would have to be sent with every start, so then the starts run
-    one after the other in this process, each on all its cores.
+    Results that did not stay finite are left out. `tol` and `is_rough` are those of `maximise`.
+    `map_items` maps over starts. Large moments would have to be sent with every start, so then the
+    starts run one after the other in this process, each on all its cores.
     """
     starts = [*extra_starts, *(draw_start(moments, n_components, seed) for seed in seeds)]
-    fit = partial(maximise, moments, tol=tol)
+    fit = partial(maximise, moments, tol=tol, is_rough=is_rough)
     optima = map_or_thread(fit, starts, moments.correlation.nbytes, map_items)
     finite = [optimum for optimum in optima if np.isfinite(optimum.objective)]
     if not finite:
@@ -489,18 +490,22 @@ def maximise(
     start: MatchSolution,
     tol: float = TOLERANCE,
     map_parts: MapFunction = map,
+    is_rough: bool = False,
 ) -> Optimum:
     """Maximise the likelihood from one start.
 
     Stop if, over ten iterations, the objective rose by less than `tol` of its size (or of 1) and no
-    column of the mixing turned by more than 1 − cosine = `tol`. `map_parts` maps over ranges of
-    segments.
+    column of the mixing turned by more than 1 − cosine = `tol`. If `is_rough`, the mean turn of the
+    columns counts, weighted by the variance that they explain. A component that only fits noise
+    turns for a thousand iterations, in which nothing changes that held-out rows could tell.
+    `map_parts` maps over ranges of segments.
     """
     return _run_lbfgs(
         lambda point: likelihood_and_gradient(moments, point, map_parts),
         start,
         moments.weights,
         tol,
+        is_rough,
     )
 
 
@@ -530,6 +535,7 @@ def _run_lbfgs(
     start: MatchSolution,
     weights: Array,
     tol: float,
+    is_rough: bool = False,
 ) -> Optimum:
     """Maximise an objective in units in which its curvature is similar along all unknowns.
 
@@ -557,7 +563,7 @@ def _run_lbfgs(
         value, gradient = objective(to_solution(x))
         return -value, -gradient.to_vector() * units * (np.abs(x * units) <= limits)
 
-    stopping_rule = _StoppingRule(tol, start.mixing, lambda x: to_solution(x).mixing)
+    stopping_rule = _StoppingRule(tol, start.mixing, to_solution, weights if is_rough else None)
     result = scipy.optimize.minimize(
         loss,
         start.to_vector() / units,
@@ -583,10 +589,19 @@ def _run_lbfgs(
 
 
 class _StoppingRule:
-    """Stops L-BFGS once the solution no longer changes."""
+    """Stops L-BFGS once the solution no longer changes.
 
-    def __init__(self, tol: float, mixing: Array, get_mixing: Callable[[Array], Array]) -> None:
-        self.tol, self.get_mixing = tol, get_mixing
+    With the weights of segments, columns count by the variance that they explain.
+    """
+
+    def __init__(
+        self,
+        tol: float,
+        mixing: Array,
+        to_solution: Callable[[Array], MatchSolution],
+        weights: Array | None,
+    ) -> None:
+        self.tol, self.to_solution, self.weights = tol, to_solution, weights
         self.mixing, self.loss, self.iterations = mixing, np.inf, 0
         self.reached = False
 
@@ -598,13 +613,17 @@ class _StoppingRule:
             self.reached = True
             raise StopIteration
         self.loss = intermediate_result.fun
-        self.mixing = self.get_mixing(intermediate_result.x).copy()
+        self.mixing = self.to_solution(intermediate_result.x).mixing.copy()
 
     def is_met(self, result: scipy.optimize.OptimizeResult) -> bool:
         """Return whether the solution has hardly changed since the last check."""
         is_flat = self.loss - result.fun <= self.tol * max(1.0, abs(result.fun))
-        cosines = _column_cosines(self.get_mixing(result.x), self.mixing)
-        return bool(is_flat and (cosines >= 1 - self.tol).all())
+        mixing, log_variances, _ = self.to_solution(result.x)
+        turns = 1 - _column_cosines(mixing, self.mixing)
+        if self.weights is None:
+            return bool(is_flat and (turns <= self.tol).all())
+        power = self.weights @ np.exp(log_variances) * (mixing**2).sum(axis=0)
+        return bool(is_flat and power @ turns <= self.tol * power.sum())
 
 
 def _column_cosines(a: Array, b: Array) -> Array:

@@ -227,7 +227,7 @@ def _fit_all_rows(
     label = f"{format_count(n_components, 'component')}, all rows"
     map_labelled = label_map(map_items, label, _N_STARTS + len(extra_starts))
     optima = maximise_from_seeds(
-        moments, n_components, range(_N_STARTS), map_labelled, _TOLERANCE, extra_starts
+        moments, n_components, range(_N_STARTS), map_labelled, _TOLERANCE, extra_starts, True
     )
     return optima[0].solution
 
@@ -422,7 +422,7 @@ def _fit_fold(
     """Fit one half; return held-out nats by segment, the number of pairs and rows, the solution."""
     fold, start = task
     moments = fold.train.moments(regularization)
-    solution = maximise(moments, start, _TOLERANCE, map_parts).solution
+    solution = maximise(moments, start, _TOLERANCE, map_parts, True).solution
     ridge = moments.ridge
     return *_score_fold(
         fold, lambda u: solution.unshrink_correlation(u, ridge[u])[fold.pairs], map_parts
