@@ -163,7 +163,7 @@ class HiddenMarkov(HiddenStates, ClassMixture):
     statistics: ClassVar[type[Sums]] = Sums
     params: ClassVar[type[HiddenMarkovParams]] = HiddenMarkovParams
     codes: ClassVar[Mapping[str, tuple[str, ...]]] = {"mean": ("component",), "state": ()}
-    max_held_out_components: ClassVar[int] = 64
+    max_held_out_components: ClassVar[int] = 32
     short_run_tol: ClassVar[float] = 1e-3
     n_components: int | None = 4
     row_id: str = ""
