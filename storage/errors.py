@@ -69,6 +69,10 @@ class LeaseLostError(DataError):
     """Another process took over a folder, because this one was suspended or cut off."""
 
 
+class DataChangedError(DataError):
+    """A dataset or artifact was updated or replaced since it was opened."""
+
+
 class DamagedChunkError(DataError):
     """A chunk of a dataset is missing or does not have the recorded checksum."""
 

@@ -35,13 +35,14 @@ from flows.running.server import (
 from pipeline.errors import ClusterLost, FitError
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
-from storage.errors import FolderInUseError, StoreUnreachableError
+from storage.errors import DataChangedError, FolderInUseError, StoreUnreachableError
 from storage.stores.leases import run_name
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State, TaskRun
 
 _WAIT_SECONDS = 15.0
+_MAX_CHANGES = 3
 _NAMING_PARAMETERS = ("dataset", "artifact", "output")
 """The parameters after which a flow run may be named."""
 log = logging.getLogger("latentbits")
@@ -118,7 +119,7 @@ def _build_flow(
     def call(*values: Any, **named: Any) -> Summary | State[Summary]:
         check_scheduled_run()
         run_name.set(_format_run_name(name))
-        return _add_alert_to_state(_wait_for_folder(partial(work, kind(*values, **named))))
+        return _add_alert_to_state(_repeat_work(partial(work, kind(*values, **named))))
 
     call.__signature__ = _make_signature(kind)  # type: ignore[attr-defined]
     hide_expected_tracebacks()
@@ -157,16 +158,26 @@ def _get_flow_class() -> type[Any]:
     return ServedFlow
 
 
-def _wait_for_folder(work: Callable[[], T]) -> T:
-    """Do work; in a scheduled run, wait while another process is writing to the same folder."""
+def _repeat_work(work: Callable[[], T]) -> T:
+    """Do work; in a scheduled run, repeat it after what another process did.
+
+    It is repeated once no other process is writing to the same folder, and a few times at once if
+    the data were updated meanwhile.
+    """
     from prefect.client.orchestration import get_client
     from prefect.runtime import deployment, flow_run
     from prefect.states import Running
 
-    owner = ""
+    owner, n_changes = "", 0
     while True:
         try:
             return work()
+        except DataChangedError as error:
+            n_changes += 1
+            if deployment.id is None or n_changes > _MAX_CHANGES:
+                raise
+            log.warning("warning: %s", error)
+            continue
         except FolderInUseError as error:
             if deployment.id is None:
                 raise

@@ -25,7 +25,7 @@ from storage.display import (
     list_artifact_facts,
     list_trait_names,
 )
-from storage.errors import DataError, FolderInUseError
+from storage.errors import DataChangedError, DataError, FolderInUseError
 from storage.format.manifests import read_manifest, write_manifest
 from storage.format.schema import (
     ARTIFACT_FORMAT,
@@ -284,7 +284,7 @@ class ArtifactReader:
 def _load_cached(path: str, digest: str) -> Artifact:
     artifact = load_artifact(path)
     if artifact.manifest["manifest_digest"] != digest:
-        raise DataError(f"{path}: the artifact has changed since the start. Run again.")
+        raise DataChangedError(f"{path}: the artifact has changed since the start. Run again.")
     return artifact
 
 

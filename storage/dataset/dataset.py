@@ -49,7 +49,12 @@ from storage.display import (
     build_xarray,
     list_dataset_facts,
 )
-from storage.errors import DamagedChunkError, DataError, StoreUnreachableError
+from storage.errors import (
+    DamagedChunkError,
+    DataChangedError,
+    DataError,
+    StoreUnreachableError,
+)
 from storage.format.manifests import read_manifest
 from storage.format.schema import (
     BITS,
@@ -858,10 +863,12 @@ class BinaryDataset(StorageReprMixin):
         )
 
     def _check_unchanged(self) -> None:
-        """Raise `DataError` if the dataset was updated since it was opened."""
+        """Raise `DataChangedError` if the dataset was updated since it was opened."""
         manifest = read_manifest(self.path, DATASET_FORMAT, *_VERSIONS)
         if manifest["digest"] != self.digest:
-            raise DataError(f"{self.path}: the dataset has changed since the start. Run again.")
+            raise DataChangedError(
+                f"{self.path}: the dataset has changed since the start. Run again."
+            )
 
 
 @dataclass(frozen=True, repr=False)
@@ -1046,7 +1053,7 @@ class ChunkReader:
 def _open_cached(path: str, digest: str, view: PlaneView | None) -> BinaryDataset:
     dataset = replace(open_dataset(path), view=view)
     if dataset.digest != digest:
-        raise DataError(f"{path}: the dataset has changed since the start. Run again.")
+        raise DataChangedError(f"{path}: the dataset has changed since the start. Run again.")
     return dataset
 
 

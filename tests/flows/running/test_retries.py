@@ -19,7 +19,7 @@ from flows.fitting import stages as fit_stages
 from flows.running import flow, server
 from pipeline.errors import ClusterLost, FitError
 from storage import load_artifact, open_codes
-from storage.errors import DataError, FolderInUseError, StoreUnreachableError
+from storage.errors import DataChangedError, DataError, FolderInUseError, StoreUnreachableError
 from storage.stores.leases import lock_folder
 from tests.support.cluster_processes import start_scheduler, start_worker
 from tests.support.data import draw_probit_rows, write_arrays
@@ -59,7 +59,7 @@ def attempts(monkeypatch, tmp_path):
         def failing(model, rows, executor, *more):
             seen.append(executor.describe_workers() and executor.client.status)
             if left:
-                if not isinstance(left[0], FitError):
+                if not isinstance(left[0], FitError | DataError):
                     executor.client.close()
                 raise left.pop(0)
             return collect(model, rows, executor, *more)
@@ -90,6 +90,18 @@ def test_a_scheduled_run_connects_again_after_a_lost_cluster(
     got = load_artifact(run_fit(cluster=cluster)["artifact"])
     assert seen == ["running"] * 3
     assert all(got[name].tobytes() == expected[name].tobytes() for name in expected)
+
+
+@pytest.mark.matrix
+def test_a_scheduled_run_begins_again_if_the_dataset_changed(
+    prefect_server, cluster, attempts, monkeypatch
+):
+    seen = attempts(*[DataChangedError("d.zarr: the dataset has changed since the start.")] * 4)
+    with pytest.raises(DataChangedError):
+        run_fit(cluster=cluster)  # by hand
+    monkeypatch.setattr(deployment, "id", "scheduled", raising=False)
+    run_fit(cluster=cluster)
+    assert len(seen) == 5
 
 
 @pytest.mark.matrix
