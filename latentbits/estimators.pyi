@@ -1271,6 +1271,12 @@ class NoisyOr(ModelEstimator):
         Units per layer from the data up. None takes one layer of `n_components`; if that is
         None too, the layers are chosen by held-out rows: one layer is doubled while that
         helps, then a second of half the size is tried.
+    top
+        Causes of the top layer: each on or off by itself (independent), or at most one of a
+        group on (exclusive).
+    group_sizes
+        Units of each exclusive group, in order; a group of 1 is an independent unit. None
+        takes one group of all units of the top layer.
     schedule
         With drawn units, learn each layer for `epochs`, from the data up, and then all
         together (paper); or start each layer once flips of the units below have become rare
@@ -1328,6 +1334,8 @@ class NoisyOr(ModelEstimator):
 
     n_components: int | None
     layers: tuple[int, ...] | None
+    top: Literal["independent", "exclusive"]
+    group_sizes: tuple[int, ...] | None
     schedule: Literal["paper", "stability"]
     epochs: int
     batch: int
@@ -1352,11 +1360,14 @@ class NoisyOr(ModelEstimator):
     weights_: tuple[NDArray[np.float64], ...]
     leaks_: tuple[NDArray[np.float64], ...]
     activity_: NDArray[np.float64] | None
+    exclusive_groups_: NDArray[np.int64] | None
     def __init__(
         self,
         n_components: int | None = None,
         *,
         layers: tuple[int, ...] | None = None,
+        top: Literal["independent", "exclusive"] = "independent",
+        group_sizes: tuple[int, ...] | None = None,
         schedule: Literal["paper", "stability"] = "paper",
         epochs: int = 30,
         batch: int = 200,

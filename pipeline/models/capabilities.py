@@ -208,10 +208,14 @@ class HiddenCauses(NamedTuple):
         Probability that a unit alone turns a unit below it on, (n_below, n_above) per layer.
     activity
         Share of rows in which each unit is on, (n_components,); None if unknown.
+    exclusive_groups
+        Number of the group of units of which at most one is on, (n_components,), 0 for independent
+        units; None if all are independent.
     """
 
     strengths: tuple[Array, ...]
     activity: Array | None
+    exclusive_groups: NDArray[np.int64] | None = None
 
 
 @runtime_checkable

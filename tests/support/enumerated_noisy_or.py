@@ -18,8 +18,13 @@ def random_network(rng: np.random.Generator, sizes: tuple[int, ...]) -> tuple[Pa
     return f, (*leaks, rng.uniform(0.2, 0.5, sizes[-1]))
 
 
-def enumerated(f: Parts, leaks: Parts, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """log P(x) and P(state | x) of each row, states counted with the lowest unit first."""
+def enumerated(
+    f: Parts, leaks: Parts, X: np.ndarray, groups: tuple[int, ...] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """log P(x) and P(state | x) of each row, states counted with the lowest unit first.
+
+    `groups` are the units of each exclusive group of the top layer.
+    """
     sizes = [len(leak) for leak in leaks[1:]]
     states = np.arange(1 << sum(sizes))[:, None] >> np.arange(sum(sizes)) & 1
     layers = np.split(states, np.cumsum(sizes)[:-1], axis=1)
@@ -27,11 +32,23 @@ def enumerated(f: Parts, leaks: Parts, X: np.ndarray) -> tuple[np.ndarray, np.nd
         1 - (1 - leak) * _missed(above, g)
         for leak, above, g in zip(leaks[:-1], layers, f, strict=True)
     ]
-    on.append(np.tile(leaks[-1], (len(states), 1)))
-    prior = sum(_log(p, layer).sum(axis=1) for p, layer in zip(on[1:], layers, strict=True))
+    prior = sum(_log(p, layer).sum(axis=1) for p, layer in zip(on[1:], layers[:-1], strict=True))
+    prior = prior + np.array([_log_top(leaks[-1], top, groups) for top in layers[-1]])
     logs = prior + np.stack([(_log(on[0], x) * (x != MISSING)).sum(axis=1) for x in X])
     total = np.logaddexp.reduce(logs, axis=1)
     return total, np.exp(logs - total[:, None])
+
+
+def _log_top(p: np.ndarray, top: np.ndarray, groups: tuple[int, ...] | None) -> float:
+    """Log prior of a state: each group has one of its units on, or none."""
+    total, first = 0.0, 0
+    for n in groups or (1,) * len(p):
+        on = top[first : first + n].astype(bool)
+        own = p[first : first + n]
+        with np.errstate(divide="ignore"):
+            total += np.log([1 - own.sum(), own[on].sum(), 0.0][min(on.sum(), 2)])
+        first += n
+    return total
 
 
 def _missed(above: np.ndarray, f: np.ndarray) -> np.ndarray:

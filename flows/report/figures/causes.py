@@ -21,6 +21,7 @@ Array = NDArray[np.float64]
 
 # The table lists probabilities of at least 0.01 and a fifth of the largest, up to eight per cell.
 _MIN_PROBABILITY, _MIN_SHARE, _MAX_NAMES = 0.01, 0.2, 8
+_MORE = " and {:,} more"
 _DEEP_COLUMNS = ("by units below", "turned on by")
 _NOTE = (
     "Units are named layer.number; layer 1 is next to the data, and numbers follow the components "
@@ -106,10 +107,15 @@ def _plot_map(layer: int, units: Sequence[str], below: Sequence[str], strengths:
 
 
 def make_unit_table(causes: HiddenCauses, features: Sequence[str]) -> TextTable:
-    """List for each hidden unit how often it is on, what it turns on and what turns it on."""
+    """List for each hidden unit how often it is on, what it turns on and what turns it on.
+
+    If units exclude each other, a last column names the others of each one's group.
+    """
     strengths, layers = causes.strengths, [[], *name_units(causes), []]
     probabilities, shares = feature_probabilities_by_unit(strengths), iter(_format_shares(causes))
     is_deep, rows = len(strengths) > 1, []
+    groups, number = causes.exclusive_groups, 0
+    names = np.array([name for layer in layers for name in layer])
     for k in range(1, len(layers) - 1):
         for i, unit in enumerate(layers[k]):
             row = [unit, next(shares), _format_strongest(probabilities[k - 1][:, i], features)]
@@ -118,8 +124,13 @@ def make_unit_table(causes: HiddenCauses, features: Sequence[str]) -> TextTable:
                 above = strengths[k][i] if k < len(strengths) else np.zeros(0)
                 row.append(_format_strongest(below, layers[k - 1]))
                 row.append(_format_strongest(above, layers[k + 1]))
+            if groups is not None:
+                is_same = (groups == groups[number]) & (groups > 0) & (names != unit)
+                row.append(_join_names(names[is_same]))
+            number += 1
             rows.append(tuple(row))
     columns = ("unit", "on in", "turns on", *(_DEEP_COLUMNS if is_deep else ()))
+    columns = columns if groups is None else (*columns, "never on with")
     return TextTable("Hidden units", columns, tuple(rows), _NOTE)
 
 
@@ -147,11 +158,18 @@ def _format_shares(causes: HiddenCauses) -> list[str]:
     return [format_share(share, 1) for share in causes.activity]
 
 
+def _join_names(names: Sequence[str]) -> str:
+    """List the first names."""
+    n_more = len(names) - _MAX_NAMES
+    text = ", ".join(names[:_MAX_NAMES])
+    return text + _MORE.format(n_more) if n_more > 0 else text or "–"
+
+
 def _format_strongest(
     strengths: Array,
     names: Sequence[str],
     max_names: int = _MAX_NAMES,
-    more: str = " and {:,} more",
+    more: str = _MORE,
 ) -> str:
     """List the names with the largest probabilities, without those that are much smaller."""
     order = np.argsort(-strengths.round(2), kind="stable")

@@ -8,7 +8,7 @@ row best, and the weights would not either.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -21,11 +21,16 @@ from pipeline.data.blocks import BinaryBlock
 from pipeline.executors.base import MapFunction
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.executors.central_work import label_map, make_local_map
+from pipeline.learning.convergence import describe_starts
 from pipeline.models.noisy_or.gibbs import (
     MAX_PROBABILITY,
     MISSING,
     NoisyOrNetwork,
+    compute_none_on,
+    find_group_starts,
+    log_top_probabilities,
     make_network,
+    sample_posterior_means,
     sample_states,
 )
 from pipeline.params import NumberRange, layer_arrays_field, optional_array_field
@@ -39,12 +44,16 @@ FIRST_WEIGHTS = (0.05, 0.15)
 """Range of small initial weights, and of initial priors."""
 RESTARTED_F, RESTARTED_PRIOR = 0.85, 0.05
 """f of a restarted unit for the ones of a row, and its prior."""
+GROUP_SWEEPS = 15
+"""Sweeps for each state of an exclusive group before chains start."""
 _MIN_PROBABILITY = 1e-9  # of f
 _FIRST_ACTIVITY = 0.5
 _MIN_ACTIVITY, _MIN_CAUSED = 1e-3, 0.05  # smallest share of rows, and largest f, of a live unit
 _RESTARTED_EPOCHS = 20  # with all rows at once
 _MAX_FAILED_RESTARTS = 3
 _JOINT_TURNS = 5  # all layers together learn for this many times the epochs of one layer
+_EXCLUSIVE_EPOCHS = 5  # with all rows at once, after units were made to exclude each other
+_SAME_STANDARD_ERRORS = 3  # starts whose scores differ by less are equally good
 _FINAL_EPOCHS = 20  # epochs with all rows at once
 _MAX_SETTLED_FLIPS = 0.05  # mean flip probability below which a layer counts as settled
 
@@ -58,17 +67,38 @@ class NoisyOrParams:
     )
     leaks: tuple[Array, ...] = layer_arrays_field("below", allowed=NumberRange(above=0))
     activity: Array | None = optional_array_field("component")
+    exclusive_groups: NDArray[np.int64] | None = optional_array_field("component")
 
     @classmethod
     def from_probabilities(
-        cls, f: Sequence[Array], f_of_leaks: Sequence[Array], activity: Array | None = None
+        cls,
+        f: Sequence[Array],
+        f_of_leaks: Sequence[Array],
+        activity: Array | None = None,
+        exclusive_groups: NDArray[np.int64] | None = None,
     ) -> NoisyOrParams:
-        """Make the parameters from f = 1 − e^−w, clipped to the range that sweeps can handle."""
+        """Make the parameters from f = 1 − e^−w, clipped to the range that sweeps can handle.
+
+        Priors of an exclusive group that are above 1 together are reduced in proportion.
+        """
         weights, leaks = (
-            tuple(-np.log1p(-np.clip(a, _MIN_PROBABILITY, MAX_PROBABILITY)) for a in part)
+            [-np.log1p(-np.clip(a, _MIN_PROBABILITY, MAX_PROBABILITY)) for a in part]
             for part in (f, f_of_leaks)
         )
-        return cls(weights, leaks, activity)
+        params = cls(tuple(weights), tuple(leaks), activity, exclusive_groups)
+        if exclusive_groups is None:
+            return params
+        prior, groups = params.f_of_leaks[-1], params.group_sizes
+        total = np.repeat(np.add.reduceat(prior, find_group_starts(groups)), groups)
+        leaks[-1] = -np.log1p(-prior * np.minimum(1, MAX_PROBABILITY / total))
+        return replace(params, leaks=tuple(leaks))
+
+    def replace_probabilities(
+        self, f: Sequence[Array], f_of_leaks: Sequence[Array]
+    ) -> NoisyOrParams:
+        """Return parameters with other f, clipped as in `from_probabilities`."""
+        kept = (self.activity, self.exclusive_groups)
+        return NoisyOrParams.from_probabilities(f, f_of_leaks, *kept)
 
     @property
     def f(self) -> tuple[Array, ...]:
@@ -83,7 +113,17 @@ class NoisyOrParams:
     @property
     def network(self) -> NoisyOrNetwork:
         """The parameters, as the kernels take them."""
-        return make_network(tuple(f.T for f in self.f), self.f_of_leaks)
+        return make_network(tuple(f.T for f in self.f), self.f_of_leaks, self.group_sizes)
+
+    @property
+    def group_sizes(self) -> NDArray[np.int64]:
+        """Number of units of each exclusive group of the top layer; 1 for independent units."""
+        n_top = len(self.leaks[-1])
+        if self.exclusive_groups is None:
+            return np.ones(n_top, np.int64)
+        numbers = self.exclusive_groups[-n_top:]
+        is_first = np.append(True, (np.diff(numbers) != 0) | (numbers[1:] == 0))
+        return np.diff(np.append(np.flatnonzero(is_first), n_top))
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -123,14 +163,64 @@ def sum_unit_statistics(
         is_top = k == len(params.weights)
         u = leaks + (0.0 if is_top else layers[k + 1] @ params.weights[k].T)
         g = -np.expm1(-u)
-        of_units = np.where(below == 1, np.log(g), -u)
         counts = mask if k == 0 else np.ones_like(below)
-        nats += (of_units * counts).sum(axis=1)
+        if is_top:
+            nats += log_top_probabilities(np.exp(-leaks), params.group_sizes, below)
+        else:
+            nats += (np.where(below == 1, np.log(g), -u) * counts).sum(axis=1)
         share = below / g
         sums |= {f"alone_{k}": share.sum(axis=0), f"seen_{k}": counts.sum(axis=0)}
         if not is_top:
             sums |= {f"hits_{k}": share.T @ layers[k + 1], f"on_{k}": counts.T @ layers[k + 1]}
     return nats, sums
+
+
+def start_chains(params: NoisyOrParams, X: Bits, rng: RowRandom, rows: NDArray[np.int64]) -> Bits:
+    """Return first states of the hidden units of rows, (n_samples, n_hidden): off, if independent.
+
+    A sweep hardly ever changes the state of an exclusive group that has turned on many units below.
+    So each state is held for some sweeps of all other units, and one is drawn by log P(x, units) at
+    their end. A single layer does not need this.
+    """
+    network, n_hidden = params.network, sum(params.sizes[1:])
+    kept, top = np.zeros((len(X), n_hidden), np.uint8), n_hidden - params.sizes[-1]
+    if len(params.weights) == 1:
+        return kept
+    powers = np.ones(GROUP_SWEEPS)
+    for group, n_units in enumerate(network.groups):
+        total, others = np.full(len(X), -np.inf), kept[:, top:].copy()
+        signs = np.where(np.arange(len(network.groups)) == group, -1, 1)
+        held = network._replace(groups=signs * network.groups)
+        first = top + int(network.groups[:group].sum())
+        for state in range(n_units + 1 if n_units > 1 else 0):
+            own = rng.stream(f"group {group} state {state}")
+            units = np.zeros_like(kept)
+            units[:, top:] = others
+            units[:, first : first + n_units] = np.arange(n_units) == state
+            sample_states(held, X, units, own.key, rows, 0.0, powers)
+            nats, _ = sum_unit_statistics(params, X, units)
+            total = np.logaddexp(total, nats)
+            is_kept = own.stream("kept").uniform(rows, 1)[:, 0] < np.exp(nats - total)
+            kept[is_kept] = units[is_kept]
+    return kept
+
+
+def sample_means(
+    params: NoisyOrParams,
+    X: Bits,
+    rng: RowRandom,
+    rows: NDArray[np.int64],
+    n_first: int,
+    n_sweeps: int,
+) -> tuple[Array, Array]:
+    """Average the hidden units of rows over two chains, as `sample_posterior_means`.
+
+    With exclusive groups in the top layer of several, chains start as in `start_chains`.
+    """
+    starts = None
+    if params.exclusive_groups is not None and len(params.weights) > 1:
+        starts = np.stack([start_chains(params, X, rng.stream(f"start {k}"), rows) for k in (0, 1)])
+    return sample_posterior_means(params.network, X, rng.key, rows, n_first, n_sweeps, starts)
 
 
 def reestimate(
@@ -143,16 +233,20 @@ def reestimate(
 ) -> NoisyOrParams:
     """Apply eq. 9 to the weights of some layers, and to the prior of the top layer.
 
-    A leak is the weight of a unit that is always on; the prior is the leak of the top layer.
+    A leak is the weight of a unit that is always on; the prior is the leak of the top layer. In an
+    exclusive group, the priors of the units and of none of them on get α and β of a Dirichlet
+    distribution, which is Beta(α, β) for a single unit.
     """
     f, leaks = [*params.f], [*params.f_of_leaks]
     for k in layers:
         f[k] = _update_probabilities(f[k], sums[f"hits_{k}"], sums[f"on_{k}"], alpha, beta)
     top = len(f)
+    others = (alpha - 1) * (np.repeat(params.group_sizes, params.group_sizes) - 1)
     for k in (*(layers if learns_leaks else ()), top):
-        step = _update_probabilities(leaks[k], sums[f"alone_{k}"], sums[f"seen_{k}"], alpha, beta)
+        seen = sums[f"seen_{k}"] + (others if k == top else 0)
+        step = _update_probabilities(leaks[k], sums[f"alone_{k}"], seen, alpha, beta)
         leaks[k] = np.maximum(step, -np.expm1(-MIN_LEAK))
-    return NoisyOrParams.from_probabilities(f, leaks, params.activity)
+    return params.replace_probabilities(f, leaks)
 
 
 def _update_probabilities(f: Array, hits: Array, on: Array, alpha: float, beta: float) -> Array:
@@ -162,9 +256,11 @@ def _update_probabilities(f: Array, hits: Array, on: Array, alpha: float, beta: 
 
 def log_prior(params: NoisyOrParams, alpha: float, beta: float, learns_leaks: bool) -> float:
     """Return log Π f^(α − 1) (1 − f)^(β − 1) of all parameters that eq. 9 updates."""
-    leaks = params.f_of_leaks if learns_leaks else params.f_of_leaks[-1:]
-    parts = (*params.f, *leaks)
-    return float(sum(((alpha - 1) * np.log(f) + (beta - 1) * np.log1p(-f)).sum() for f in parts))
+    *leaks, prior = params.f_of_leaks
+    parts = (*params.f, *(leaks if learns_leaks else ()))
+    beta_part = sum(((alpha - 1) * np.log(f) + (beta - 1) * np.log1p(-f)).sum() for f in parts)
+    none = compute_none_on(1 - prior, params.group_sizes)
+    return float(beta_part + (alpha - 1) * np.log(prior).sum() + (beta - 1) * np.log(none).sum())
 
 
 def remove_units(params: NoisyOrParams, dead: NDArray[np.bool_]) -> NoisyOrParams:
@@ -175,8 +271,10 @@ def remove_units(params: NoisyOrParams, dead: NDArray[np.bool_]) -> NoisyOrParam
     masks = [np.full(params.sizes[0], True), *parts]
     weights = [w[np.ix_(*pair)] for w, pair in zip(params.weights, pairwise(masks), strict=True)]
     leaks = [leak[mask] for leak, mask in zip(params.leaks, masks, strict=True)]
-    activity = None if params.activity is None else params.activity[np.concatenate(parts)]
-    return NoisyOrParams(tuple(weights), tuple(leaks), activity)
+    of_units = np.concatenate(parts)
+    activity = None if params.activity is None else params.activity[of_units]
+    groups = None if params.exclusive_groups is None else params.exclusive_groups[of_units]
+    return NoisyOrParams(tuple(weights), tuple(leaks), activity, groups)
 
 
 class LearnedNetwork(NamedTuple):
@@ -197,20 +295,25 @@ def learn_from_starts(
     seed: int,
     n_starts: int,
     map_items: MapFunction,
-) -> LearnedNetwork:
+) -> tuple[LearnedNetwork, dict[str, int | float]]:
     """Learn from several random starts in parallel, and continue with the best.
 
     `model` has the settings; `layers` are the units per layer from the data up. `X`, (n_samples,
     n_features), has `MISSING` for missing values. `seed` is the seed of all draws, and `map_items`
-    maps over the `n_starts` starts.
+    maps over the `n_starts` starts. Return the network, and the diagnostics of the starts: scores
+    whose difference may be due to the draws count as equal.
     """
     learn = partial(_learn_one_start, model, tuple(layers), X, seed)
     map_starts = label_map(map_items, "starts", n_starts)
-    best = max(map_starts(learn, range(n_starts)), key=lambda network: network.score)
+    networks: list[LearnedNetwork] = list(map_starts(learn, range(n_starts)))
+    scores = [network.score for network in networks]
+    best = networks[int(np.argmax(scores))]
+    nats, _ = sum_unit_statistics(best.params, X, best.states)
+    noise = _SAME_STANDARD_ERRORS * float(nats.std()) / np.sqrt(len(X))
     finish = partial(_finish_start, model, X, seed, n_starts)
     finished: LearnedNetwork
     (finished,) = label_map(make_local_map(map_items), "best start", 1)(finish, [best])
-    return finished
+    return finished, describe_starts(scores, [score + noise for score in scores])
 
 
 def _finish_start(
@@ -267,7 +370,7 @@ def restart_unit_by_row(
         leaks[-1][unit] = RESTARTED_PRIOR
     else:
         f[1][unit] = rng.uniform(*FIRST_WEIGHTS, f[1].shape[1])
-    return NoisyOrParams.from_probabilities(f, leaks, params.activity)
+    return params.replace_probabilities(f, leaks)
 
 
 def iter_networks(
@@ -279,7 +382,7 @@ def iter_networks(
     """
     learner, rng = _draw_learner(model, layers, X, seed, start)
     yield from learner.iter_epochs(rng)
-    yield learner.learn_from_all_rows(1).params
+    yield learner.learn_exclusive_groups(model.make_exclusive_groups(layers)).params
 
 
 def _learn_one_start(
@@ -288,7 +391,7 @@ def _learn_one_start(
     learner, rng = _draw_learner(model, layers, X, seed, start)
     for _ in learner.iter_epochs(rng):
         continue
-    return learner.learn_from_all_rows(1)
+    return learner.learn_exclusive_groups(model.make_exclusive_groups(layers))
 
 
 def draw_first_network(
@@ -298,6 +401,21 @@ def draw_first_network(
     first = tuple(rng.uniform(*weights, pair) for pair in pairwise(sizes))
     prior = rng.uniform(*FIRST_WEIGHTS, sizes[-1])
     return NoisyOrParams(first, (*(np.full(n, leak) for n in sizes[:-1]), prior))
+
+
+def exclude_units(params: NoisyOrParams, groups: NDArray[np.int64] | None) -> NoisyOrParams:
+    """Make units exclude each other, given the number of each one's group, (n_components,).
+
+    At first, the states of a group are equally probable. None leaves all units independent.
+    """
+    if groups is None:
+        return params
+    params = replace(params, exclusive_groups=groups)
+    *leaks, prior = params.f_of_leaks
+    n_units = np.repeat(params.group_sizes, params.group_sizes)
+    return params.replace_probabilities(
+        params.f, (*leaks, np.where(n_units > 1, 1 / (n_units + 1), prior))
+    )
 
 
 def _draw_learner(
@@ -355,12 +473,21 @@ class _EpochLearner:
         self._params = reestimate(self._params, sums, *prior, layers, learns_leaks)
         return float(nats.mean())
 
+    def learn_exclusive_groups(self, groups: NDArray[np.int64] | None) -> LearnedNetwork:
+        """Learn from all rows at once, after units in `groups` were made to exclude each other.
+
+        Units that exclude each other from the start compete before they cause anything, and chains
+        would have to switch all units below at once.
+        """
+        self._params = exclude_units(self._params, groups)
+        return self.learn_from_all_rows(1 if groups is None else _EXCLUSIVE_EPOCHS)
+
     def learn_from_all_rows(self, n_epochs: int) -> LearnedNetwork:
         """Learn from all rows at once, and record how often each unit is on."""
         for _ in range(n_epochs):
             score = self.learn(self._all_layers, slice(None))
         activity = self._states.mean(axis=0)
-        params = NoisyOrParams(self._params.weights, self._params.leaks, activity)
+        params = replace(self._params, activity=activity)
         return LearnedNetwork(params, self._states, score)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -37,7 +38,13 @@ from pipeline.models.noisy_or.estimation import (
     log_prior,
     reestimate,
 )
-from pipeline.models.noisy_or.gibbs import MISSING
+from pipeline.models.noisy_or.gibbs import (
+    MISSING,
+    compute_none_on,
+    find_group_starts,
+    is_exclusive,
+    log_top_probabilities,
+)
 from pipeline.numerics.networks.unit_states import list_states
 
 CELLS_AT_ONCE = 1 << 18
@@ -78,6 +85,13 @@ def choose_states(n_units: int, max_states: int) -> Bits:
     return states
 
 
+def list_layer_states(params: NoisyOrParams, layer: int, max_states: int) -> Bits:
+    """Return the states of a layer that are summed over, (n_states, n_units)."""
+    states = choose_states(params.sizes[layer], max_states)
+    is_grouped = layer == len(params.weights) and params.exclusive_groups is not None
+    return states[is_exclusive(states, params.group_sizes)] if is_grouped else states
+
+
 def choose_max_states(sizes: Sequence[int]) -> int:
     """Return over how many states of a layer passes may sum; wide layers take fewer."""
     return MAX_STATES if can_sum_states(sizes, MAX_STATES) else SEARCH_STATES
@@ -98,9 +112,11 @@ def has_few_on(params: NoisyOrParams, X: Bits) -> bool:
     max_states = choose_max_states(params.sizes)
     sums = sum_by_state(params, *WeightedRows.from_sample(X, max_states))[1]
     by_layer = _sum_layers(params, sums, max_states)
-    for n_units, layer_sums in zip(params.sizes[1:], by_layer, strict=True):
-        n_on, rows = choose_states(n_units, max_states).sum(axis=1), layer_sums.rows
-        is_last = (n_on == n_on.max()) & (n_on.max() < n_units)
+    for layer, layer_sums in enumerate(by_layer, 1):
+        n_on, rows = list_layer_states(params, layer, max_states).sum(axis=1), layer_sums.rows
+        is_top = layer == len(by_layer)
+        largest = len(params.group_sizes) if is_top else params.sizes[layer]
+        is_last = (n_on == n_on.max()) & (n_on.max() < largest)
         if rows[is_last].sum() > _MAX_LAST_SHARE * rows.sum():
             return False
     return True
@@ -154,9 +170,9 @@ def sum_by_state(
     missing values; `times` is how often each row occurs, None for once. Return log P(x) of each
     row, (n_samples,), and the sums.
     """
-    states, above = choose_states(params.sizes[layer + 1], max_states), params.leaks[layer + 1]
+    states, above = list_layer_states(params, layer + 1, max_states), params.leaks[layer + 1]
     if layer + 1 == len(params.weights):
-        prior = states @ np.log(np.expm1(above)) - above.sum()
+        prior = log_top_probabilities(np.exp(-above), params.group_sizes, states)
     else:
         prior = sum_by_state(params, states, None, max_states, layer + 1)[0]
     u = _compute_inputs(params, layer, states)
@@ -193,7 +209,7 @@ def _sum_layers(params: NoisyOrParams, sums: StateSums, max_states: int) -> list
     """Return the sums of the E-step of each hidden layer, given the sums of the lowest layer."""
     sums_by_layer = [sums]
     for layer in range(1, len(params.weights)):
-        states, times = choose_states(params.sizes[layer], max_states), sums_by_layer[-1].rows
+        states, times = list_layer_states(params, layer, max_states), sums_by_layer[-1].rows
         sums_by_layer.append(sum_by_state(params, states, times, max_states, layer)[1])
     return sums_by_layer
 
@@ -208,23 +224,26 @@ def maximize(
 ) -> NoisyOrParams:
     """Run the M-step of all layers, given the sums of the E-step of the features."""
     sums_by_layer = _sum_layers(params, sums, max_states)
-    pairs = zip(sums_by_layer, params.sizes[1:], strict=True)
-    activity = np.concatenate([sums.rows @ choose_states(n, max_states) for sums, n in pairs])
+    activity = np.concatenate(
+        [
+            layer_sums.rows @ list_layer_states(params, layer, max_states)
+            for layer, layer_sums in enumerate(sums_by_layer, 1)
+        ]
+    )
     layers = range(len(sums_by_layer))
     for _ in range(_STEPS):
         values: dict[str, NDArray[Any]] = {}
         for layer, layer_sums in enumerate(sums_by_layer):
             values |= _sum_unit_statistics(params, layer, layer_sums, max_states)
         params = reestimate(params, values, alpha, beta, layers, learns_leaks)
-    share = activity / max(float(sums.rows.sum()), 1.0)
-    return NoisyOrParams(params.weights, params.leaks, share)
+    return replace(params, activity=activity / max(float(sums.rows.sum()), 1.0))
 
 
 def _sum_unit_statistics(
     params: NoisyOrParams, layer: int, sums: StateSums, max_states: int
 ) -> dict[str, NDArray[Any]]:
     """Return the sums of eq. 9 of a layer's units; of the top layer, those of its prior too."""
-    states = choose_states(params.sizes[layer + 1], max_states)
+    states = list_layer_states(params, layer + 1, max_states)
     share = sums.ones / -np.expm1(-_compute_inputs(params, layer, states))
     observed = sums.rows[:, None] - sums.missing
     values = {
@@ -241,9 +260,14 @@ def _sum_unit_statistics(
 
 
 def pack_params(params: NoisyOrParams, learns_leaks: bool) -> Array:
-    """Return the log-odds of all f that are learned, as one array."""
-    leaks = params.f_of_leaks if learns_leaks else params.f_of_leaks[-1:]
-    return np.concatenate([logit(part).ravel() for part in (*params.f, *leaks)])
+    """Return the log-odds of all f that are learned, as one array.
+
+    In an exclusive group, they are those of each unit against none of them on.
+    """
+    *leaks, prior = params.f_of_leaks
+    none = np.repeat(compute_none_on(1 - prior, params.group_sizes), params.group_sizes)
+    parts = (*params.f, *(leaks if learns_leaks else ()))
+    return np.concatenate([*(logit(part).ravel() for part in parts), np.log(prior / none)])
 
 
 def unpack_params(params: NoisyOrParams, packed: Array, learns_leaks: bool) -> NoisyOrParams:
@@ -255,13 +279,23 @@ def unpack_params(params: NoisyOrParams, packed: Array, learns_leaks: bool) -> N
         expit(own).reshape(part.shape)
         for own, part in zip(np.split(packed, ends[:-1]), parts, strict=True)
     ]
+    *_, log_odds = np.split(packed, ends[:-1])
+    values[-1] = _share_among_groups(log_odds, params.group_sizes)
     n_layers = len(params.weights)
     learned = [np.maximum(leak, -np.expm1(-MIN_LEAK)) for leak in values[n_layers:]]
-    unpacked = NoisyOrParams.from_probabilities(
-        values[:n_layers], [*params.f_of_leaks[:n_fixed], *learned], params.activity
+    unpacked = params.replace_probabilities(
+        values[:n_layers], [*params.f_of_leaks[:n_fixed], *learned]
     )
-    leaks = (*params.leaks[:n_fixed], *unpacked.leaks[n_fixed:])
-    return NoisyOrParams(unpacked.weights, leaks, params.activity)
+    return replace(unpacked, leaks=(*params.leaks[:n_fixed], *unpacked.leaks[n_fixed:]))
+
+
+def _share_among_groups(log_odds: Array, groups: NDArray[np.int64]) -> Array:
+    # The inverse of the last part of `pack_params`.
+    starts = find_group_starts(groups)
+    largest = np.maximum(np.maximum.reduceat(log_odds, starts), 0)
+    odds = np.exp(log_odds - np.repeat(largest, groups))
+    prior: Array = odds / np.repeat(np.add.reduceat(odds, starts) + np.exp(-largest), groups)
+    return prior
 
 
 class ExactFit(NamedTuple):

@@ -6,6 +6,8 @@ recomputes all e, so that rounding errors do not accumulate. Given e, the effect
 units below (M. S. Lewicki, T. J. Sejnowski, NIPS 1996, eqs 6 and 7) is a product of ratios; one
 logarithm is taken of as many factors as do not overflow, and the divisions are vectorized.
 
+Of the units of an exclusive group, at most one is on. A sweep draws in one move which one, or none.
+
 A feature that is off adds −w to the log-odds of a unit, whatever the other units are. This is
 summed once per row, and the sweeps visit only the features that are on. So sparse rows take little
 time.
@@ -21,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -71,11 +73,16 @@ class NoisyOrNetwork(NamedTuple):
     off
         e^−leak of every unit, features first, (n_units,): the probability that it is off if all
         units above are off.
+    groups
+        Number of units of each exclusive group of the top layer, (n_groups,); an independent unit
+        is a group of 1. 1 − `off` of its units are the probabilities that each is the one on.
+        Sweeps do not change groups whose number is negative.
     """
 
     sizes: Integers
     misses: Array
     off: Array
+    groups: Integers
 
     @property
     def n_hidden(self) -> int:
@@ -83,12 +90,59 @@ class NoisyOrNetwork(NamedTuple):
         return int(self.sizes[1:].sum())
 
 
-def make_network(probabilities: tuple[Array, ...], leaks: tuple[Array, ...]) -> NoisyOrNetwork:
-    """Make a network from f, (n_above, n_below), and leak probabilities, (n_units,), per layer."""
+def make_network(
+    probabilities: tuple[Array, ...], leaks: tuple[Array, ...], groups: Integers | None = None
+) -> NoisyOrNetwork:
+    """Make a network from f, (n_above, n_below), and leak probabilities, (n_units,), per layer.
+
+    By default, the units of the top layer are independent.
+    """
     misses = [1 - np.minimum(f, MAX_PROBABILITY).ravel() for f in probabilities]
     off = [1 - np.minimum(leak, MAX_PROBABILITY) for leak in leaks]
     sizes = np.array([len(leak) for leak in leaks])
-    return NoisyOrNetwork(sizes, np.concatenate(misses), np.concatenate(off))
+    groups = np.ones(sizes[-1], np.int64) if groups is None else groups
+    return NoisyOrNetwork(sizes, np.concatenate(misses), np.concatenate(off), groups)
+
+
+def find_group_starts(groups: Integers) -> Integers:
+    """Return the first unit of each exclusive group, (n_groups,)."""
+    starts: Integers = np.cumsum(groups) - groups
+    return starts
+
+
+def compute_none_on(off: Array, groups: Integers) -> Array:
+    """Return the probability that no unit of each exclusive group is on, (n_groups,).
+
+    1 − `off`, (n_top,), are the probabilities that each unit is the one on.
+    """
+    starts = find_group_starts(groups)
+    others = np.add.reduceat(1 - off, starts) - (1 - off[starts])  # exactly 0 for a single unit
+    none: Array = off[starts] - others
+    return none
+
+
+def log_top_probabilities(off: Array, groups: Integers, states: NDArray[Any]) -> Array:
+    """Return log P of states of the top layer, (n_states, n_top); −inf if two in a group are on."""
+    none = compute_none_on(off, groups)
+    logs: Array = np.log(none).sum() + states @ (np.log1p(-off) - np.log(np.repeat(none, groups)))
+    return np.where(is_exclusive(states, groups), logs, -np.inf)
+
+
+def is_exclusive(states: NDArray[Any], groups: Integers) -> NDArray[np.bool_]:
+    """Return whether at most one unit of each exclusive group is on, (n_states,)."""
+    n_on = np.add.reduceat(states, find_group_starts(groups), axis=1, dtype=np.int64)
+    return np.asarray((n_on <= 1).all(axis=1))
+
+
+def draw_top_units(p: Array, groups: Integers, uniform: Array) -> NDArray[np.bool_]:
+    """Draw the top layer from uniform numbers, (n_samples, n_top); a group uses its first number.
+
+    `p`, (n_top,), are the probabilities that each unit is on.
+    """
+    starts = find_group_starts(groups)
+    first = np.concatenate([np.cumsum(part) - part for part in np.split(p, starts[1:])])
+    number = np.repeat(uniform[:, starts], groups, axis=1)
+    return np.logical_and(number >= first, number < first + p)
 
 
 def sample_states(
@@ -126,18 +180,27 @@ def sample_states(
 
 
 def sample_posterior_means(
-    network: NoisyOrNetwork, X: Bits, key: np.uint64, rows: Integers, n_first: int, n_sweeps: int
+    network: NoisyOrNetwork,
+    X: Bits,
+    key: np.uint64,
+    rows: Integers,
+    n_first: int,
+    n_sweeps: int,
+    starts: Bits | None = None,
 ) -> tuple[Array, Array]:
     """Average the hidden units over two chains, one started with all units off, one with all on.
 
-    The first `n_first` sweeps of each chain are discarded, the next `n_sweeps` averaged. Return the
-    means of P(unit on | all others), (n_samples, n_hidden), and their effective number of
-    independent draws, estimated from the differences between four runs of sweeps per chain. The
-    other parameters are as for `sample_states`.
+    `starts`, (2, n_samples, n_hidden), are other first states. The first `n_first` sweeps of each
+    chain are discarded, the next `n_sweeps` averaged. Return the means of P(unit on | all others),
+    (n_samples, n_hidden), and their effective number of independent draws, estimated from the
+    differences between four runs of sweeps per chain. The other parameters are as for
+    `sample_states`.
     """
     means = np.empty((len(X), network.n_hidden))
     effective_draws = np.empty_like(means)
-    _average_sweeps(*network, X, key, rows, n_first, n_sweeps, means, effective_draws)
+    if starts is None:
+        starts = np.repeat([0, 1], means.size).reshape(2, *means.shape).astype(np.uint8)
+    _average_sweeps(*network, X, key, rows, starts, n_first, n_sweeps, means, effective_draws)
     return means, effective_draws
 
 
@@ -222,6 +285,7 @@ def _log_ratio(misses: Array, hits: Array, below: Array, e: Array) -> float:
 @_kernel
 def gibbs_sweep(
     sizes: Integers,
+    groups: Integers,
     n_on: int,
     space: RowWorkspace,
     state: np.uint64,
@@ -230,7 +294,7 @@ def gibbs_sweep(
     shares: Array,
     flips: Array,
 ) -> float:
-    """Draw every hidden unit given all others, the lowest layer first.
+    """Draw every hidden unit or exclusive group given all others, the lowest layer first.
 
     The units and e in `space`, which `make_workspace` and `load_row` made, are changed in place.
     `state` is the random state of the row, `first_draw` the number of the first draw, and `power`
@@ -247,8 +311,29 @@ def gibbs_sweep(
         below, e_below, at = units[low : low + n_below], e[low : low + n_below], first
         if k == 1:
             at = lowest
-        flips[k - 1] = 0.0
-        for i in range(start, start + sizes[k]):
+        flips[k - 1], i = 0.0, start
+        for n_units in groups if k == len(sizes) - 1 else np.ones(sizes[k], np.int64):
+            if n_units < 0:
+                i, at = i - n_units, at - n_units * n_below
+                continue
+            if n_units > 1:
+                members, pairs = slice(i, i + n_units), slice(at, at + n_units * n_below)
+                group_flips = _draw_group(
+                    units[members],
+                    shares[members],
+                    e[members],
+                    of_units[pairs],
+                    inverses[pairs],
+                    silent[members] if k == 1 else np.zeros(n_units),
+                    power if k == 1 else 1.0,
+                    below,
+                    e_below,
+                    draw_uniform(state, first_draw + i),
+                )
+                largest = max(largest, group_flips.max())
+                flips[k - 1] += group_flips.sum() / sizes[k]
+                i, at = i + n_units, at + n_units * n_below
+                continue
             missed, inverse = of_units[at : at + n_below], inverses[at : at + n_below]
             is_on = units[i] == 1
             log_odds = _log_ratio(missed, inverse if is_on else ones, below, e_below)
@@ -265,10 +350,56 @@ def gibbs_sweep(
                 change = missed if is_drawn_on else inverse
                 for j in range(n_below):
                     e_below[j] *= change[j]
-            at += n_below
+            i, at = i + 1, at + n_below
         first = 0 if k == 1 else at
         start += sizes[k]
     return largest
+
+
+@_kernel
+def _draw_group(
+    units: Array,
+    shares: Array,
+    off: Array,
+    misses: Array,
+    inverses: Array,
+    silent: Array,
+    power: float,
+    below: Array,
+    e_below: Array,
+    uniform: float,
+) -> Array:
+    """Draw which unit of an exclusive group is on, or none, from a uniform number.
+
+    The arguments are views of the units of the group and of those below. Return the flip
+    probability of each unit, (n_units,).
+    """
+    n_below, none = len(below), 1.0
+    for i in range(len(units)):
+        none -= 1 - off[i]
+        if units[i] == 1:
+            for j in range(n_below):
+                e_below[j] *= inverses[i * n_below + j]
+    ones, largest = np.ones(n_below), 0.0
+    for i in range(len(units)):
+        log = _log_ratio(misses[i * n_below : (i + 1) * n_below], ones, below, e_below)
+        shares[i] = power * (log + silent[i]) + math.log((1 - off[i]) / none)
+        largest = max(largest, shares[i])
+    shares[:] = np.exp(shares - largest)
+    threshold, total, drawn = math.exp(-largest), math.exp(-largest) + shares.sum(), -1
+    flips = np.empty(len(units))
+    for i in range(len(units)):
+        if uniform * total >= threshold:
+            drawn = i
+        threshold += shares[i]
+        shares[i] /= total
+        flips[i] = 1 - shares[i] if units[i] == 1 else shares[i]
+    units[:] = 0.0
+    if drawn >= 0:
+        units[drawn] = 1.0
+        for j in range(n_below):
+            e_below[j] *= misses[drawn * n_below + j]
+    return flips
 
 
 @_kernel
@@ -276,6 +407,7 @@ def _sample_rows(
     sizes: Integers,
     misses: Array,
     off: Array,
+    groups: Integers,
     X: Bits,
     states: Bits,
     key: np.uint64,
@@ -291,7 +423,7 @@ def _sample_rows(
         units[:n_hidden] = states[n]
         for t in range(len(powers)):
             draw, power = t * n_hidden, powers[t]
-            largest = gibbs_sweep(sizes, n_on, space, state, draw, power, shares, flips[n])
+            largest = gibbs_sweep(sizes, groups, n_on, space, state, draw, power, shares, flips[n])
             if largest < settled and power == 1:
                 break
         for i in range(n_hidden):
@@ -303,9 +435,11 @@ def _average_sweeps(
     sizes: Integers,
     misses: Array,
     off: Array,
+    groups: Integers,
     X: Bits,
     key: np.uint64,
     rows: Integers,
+    starts: Bits,
     n_first: int,
     n_sweeps: int,
     means: Array,
@@ -319,9 +453,9 @@ def _average_sweeps(
         n_on = load_row(sizes, misses, off, X[n], space)
         runs[:] = 0.0
         for chain in range(2):
-            units[:n_hidden] = chain
+            units[:n_hidden] = starts[chain, n]
             for t in range(n_first + n_sweeps):
-                gibbs_sweep(sizes, n_on, space, state, draw, 1.0, shares, flips)
+                gibbs_sweep(sizes, groups, n_on, space, state, draw, 1.0, shares, flips)
                 draw += n_hidden
                 if t >= n_first:
                     runs[chain * n_of_chain + (t - n_first) * n_of_chain // n_sweeps] += shares
@@ -382,8 +516,10 @@ def _get_feature_layer(network: NoisyOrNetwork) -> tuple[Array, Array]:
 def _drop_features(network: NoisyOrNetwork) -> NoisyOrNetwork:
     """Return the network above the features, whose features are the units of the lowest layer."""
     n_features, n_above = network.sizes[:2]
-    return NoisyOrNetwork(
-        network.sizes[1:], network.misses[n_features * n_above :], network.off[n_features:]
+    return network._replace(
+        sizes=network.sizes[1:],
+        misses=network.misses[n_features * n_above :],
+        off=network.off[n_features:],
     )
 
 
@@ -392,7 +528,7 @@ def enumerate_states(network: NoisyOrNetwork) -> tuple[Bits, Array]:
     above = _drop_features(network)
     states = list_states(above.sizes[0])
     if len(above.sizes) == 1:
-        return states, _log_independent(above.off, states)
+        return states, log_top_probabilities(above.off, above.groups, states)
     return states, enumerate_log_probabilities(above, states)
 
 
@@ -401,11 +537,6 @@ def _iter_slices(n_rows: int) -> Iterator[slice]:
     for first in range(0, n_rows, _ROWS_AT_ONCE):
         check_cancelled()
         yield slice(first, first + _ROWS_AT_ONCE)
-
-
-def _log_independent(off: Array, states: Bits) -> Array:
-    logs: Array = np.log(off).sum() + states @ (np.log1p(-off) - np.log(off))
-    return logs
 
 
 @_kernel
@@ -498,6 +629,7 @@ def _anneal_rows(
     sizes: Integers,
     misses: Array,
     off: Array,
+    groups: Integers,
     X: Bits,
     key: np.uint64,
     rows: Integers,
@@ -513,7 +645,7 @@ def _anneal_rows(
         n_on = load_row(sizes, misses, off, X[n], space)
         of_leaks = np.log(off[: sizes[0]][X[n] == 0]).sum()
         for chain in range(n_chains):
-            _draw_downward(sizes, n_on, space, state, draw)
+            _draw_downward(sizes, groups, n_on, space, state, draw)
             draw += n_hidden
             logs[chain] = 0.0
             for t in range(1, len(powers)):
@@ -521,24 +653,37 @@ def _anneal_rows(
                 log = of_leaks + _log_feature_likelihood(n_hidden, n_on, sizes[1], space)
                 logs[chain] += (powers[t] - powers[t - 1]) * log
                 if t < len(powers) - 1:
-                    gibbs_sweep(sizes, n_on, space, state, draw, powers[t], shares, flips)
+                    sweep = (draw, powers[t], shares, flips)
+                    gibbs_sweep(sizes, groups, n_on, space, state, *sweep)
                     draw += n_hidden
         nats[n], errors[n] = log_mean_exp(logs)
 
 
 @_kernel
 def _draw_downward(
-    sizes: Integers, n_on: int, space: RowWorkspace, state: np.uint64, first_draw: int
+    sizes: Integers,
+    groups: Integers,
+    n_on: int,
+    space: RowWorkspace,
+    state: np.uint64,
+    first_draw: int,
 ) -> None:
     """Draw the hidden units from the top layer down."""
     units, e, start = space[3], space[4], sizes[1:].sum()
     units[:start] = 0.0
     for k in range(len(sizes) - 1, 0, -1):
-        stop = start
         start -= sizes[k]
         fill_off_probabilities(sizes, n_on, space)  # recomputes all layers, but layers are few
-        for i in range(start, stop):
-            units[i] = 1.0 if draw_uniform(state, first_draw + i) >= e[i] else 0.0
+        i = start
+        for n_units in groups if k == len(sizes) - 1 else np.ones(sizes[k], np.int64):
+            threshold, drawn = e[i] - (1 - e[i + 1 : i + n_units]).sum(), -1
+            for j in range(i, i + n_units):
+                if draw_uniform(state, first_draw + i) >= threshold:
+                    drawn = j
+                threshold += 1 - e[j]
+            if drawn >= 0:
+                units[drawn] = 1.0
+            i += n_units
 
 
 @_kernel

@@ -25,7 +25,12 @@ hidden units per row. Then passes over all rows continue from the best; of exact
 more rows, from the best three until one is better. Networks that were learned separately could not
 be averaged, because each network has its units in another order.
 
-Causes only turn units on, so the model cannot represent features that exclude each other.
+Causes only turn units on. Causes that exclude each other are represented in the top layer alone,
+with `top=exclusive`: of a group, at most one unit is on. The priors of a group are the
+probabilities of its units, the rest is that of none. Gibbs sampling draws the state of a group in
+one move. If units are drawn, a network is learned with independent units first, and then with the
+groups; chains start from the state of each group that explains a row best. Independent units are
+groups of one.
 
 Missing values are left out of all sums. This is also right if observed values decide which values
 are missing.
@@ -37,6 +42,8 @@ w       weights_{k}  (n_units of layer k, n_units of layer k + 1)
 leak    leaks_{k}    (n_units of layer k,); layer 0 is the features; in the
                      top layer, the prior
         activity     (n_components,): share of rows in which a unit is on
+        exclusive_   (n_components,): number of the group of units of which at
+        groups       most one is on, 0 for independent units; None without any
 ======  ===========  =======================================================
 
 The components are the hidden units of all layers, from the data up. log P(x) is exact by
@@ -53,7 +60,7 @@ Not identifiable: the order of the units within a layer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -76,12 +83,15 @@ from pipeline.learning.training import compute_judged_log_likelihood
 from pipeline.models.base import Model
 from pipeline.models.capabilities import HiddenCauses, LogLikelihood
 from pipeline.models.noisy_or.estimation import (
+    GROUP_SWEEPS,
     MIN_LEAK,
     NoisyOrParams,
     is_dead_unit,
     log_prior,
     reestimate,
     remove_units,
+    sample_means,
+    start_chains,
     sum_unit_statistics,
     unpack_rows,
 )
@@ -104,11 +114,11 @@ from pipeline.models.noisy_or.exact import (
 from pipeline.models.noisy_or.gibbs import (
     MAX_ENUMERATED_HIDDEN,
     MISSING,
+    draw_top_units,
     enumerate_log_probabilities,
     enumerate_posterior_means,
     estimate_log_probabilities,
     estimate_row_likelihoods,
-    sample_posterior_means,
     sample_states,
 )
 from pipeline.models.noisy_or.search import (
@@ -156,6 +166,12 @@ class NoisyOr(Model):
         Units per layer from the data up. None takes one layer of `n_components`; if that is None
         too, the layers are chosen by held-out rows: one layer is doubled while that helps, then a
         second of half the size is tried.
+    top
+        Causes of the top layer: each on or off by itself (independent), or at most one of a group
+        on (exclusive).
+    group_sizes
+        Units of each exclusive group, in order; a group of 1 is an independent unit. None takes one
+        group of all units of the top layer.
     schedule
         With drawn units, learn each layer for `epochs`, from the data up, and then all together
         (paper); or start each layer once flips of the units below have become rare (stability).
@@ -211,6 +227,8 @@ class NoisyOr(Model):
     summary_diagnostics: ClassVar[tuple[str, ...]] = ("unmixed", "log_prior")
     n_components: int | None = None
     layers: tuple[int, ...] | None = setting(None, minimum=1)
+    top: Literal["independent", "exclusive"] = "independent"
+    group_sizes: tuple[int, ...] | None = setting(None, minimum=1)
     schedule: Literal["paper", "stability"] = "paper"
     epochs: int = setting(30, minimum=1)
     batch: int = setting(200, minimum=1)
@@ -237,6 +255,40 @@ class NoisyOr(Model):
                 "units. Leave out one of the two.",
                 parameter="components",
             )
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        sizes, group_sizes = self._sizes, self.group_sizes
+        largest = max(group_sizes or (sizes or (2,))[-1:])
+        if self.top == "exclusive" and largest == 1:
+            raise FitError(
+                "{top=exclusive} needs two units or more that exclude each other, but every group "
+                "has one. Use more units in the top layer.",
+                parameter="top",
+            )
+        if group_sizes is not None and self.top == "independent":
+            raise FitError(
+                "{group_sizes} needs exclusive groups. Use {top=exclusive} too.",
+                parameter="group_sizes",
+            )
+        if group_sizes is not None and (sizes is None or sum(group_sizes) != sizes[-1]):
+            n_top = "its size is not set" if sizes is None else f"it has {sizes[-1]}"
+            raise FitError(
+                f"{{group_sizes}} are of {sum(group_sizes)} units of the top layer, but {n_top}. "
+                "Set {layers} to match.",
+                parameter="group_sizes",
+            )
+
+    def make_exclusive_groups(self, layers: Sequence[int]) -> NDArray[np.int64] | None:
+        """Return the number of each unit's exclusive group, (n_components,); 0 is independent.
+
+        `layers` are the units per layer from the data up. None if all units are independent.
+        """
+        sizes = np.array(self.group_sizes or layers[-1:])
+        if self.top == "independent" or sizes.max() == 1:
+            return None
+        numbers = np.repeat(np.cumsum(sizes > 1) * (sizes > 1), sizes)
+        return np.append(np.zeros(sum(layers[:-1]), np.int64), numbers)
 
     @property
     def _sizes(self) -> tuple[int, ...] | None:
@@ -271,6 +323,9 @@ class NoisyOr(Model):
             return WorkEstimate(n_states * (15.0 + 0.2 * n_features), 16 * n_states * n_features)
         n_weights = sum(weights.size for weights in params.weights)
         n_sweeps = _PASS_SWEEPS_FACTOR * self.sweeps
+        if len(params.weights) > 1:
+            groups = params.group_sizes[params.group_sizes > 1]
+            n_sweeps += GROUP_SWEEPS * int((groups + 1).sum())
         return WorkEstimate(4.0 * n_weights * n_sweeps, 16 * n_weights)
 
     def summarize_first(self, block: BinaryBlock, rng: RowRandom) -> RowSample:
@@ -318,6 +373,14 @@ class NoisyOr(Model):
                 f"{{layers={sizes}}}, or fit without {{warm_start}}.",
                 parameter="warm_start",
             )
+        groups = self.make_exclusive_groups(layers)
+        expected = replace(params, exclusive_groups=groups).group_sizes
+        if not np.array_equal(params.group_sizes, expected):
+            raise FitError(
+                "The fit given to {warm_start} has other exclusive groups of units. Use its {top} "
+                "and {group_sizes}, or fit without {warm_start}.",
+                parameter="warm_start",
+            )
         return replace(state, params=params, working=_make_full_pass_working(state, params))
 
     def summarize(
@@ -344,10 +407,10 @@ class NoisyOr(Model):
     def _sum_drawn_units(
         self, params: NoisyOrParams, block: BinaryBlock, rng: RowRandom
     ) -> dict[str, NDArray[Any]]:
-        X, network = unpack_rows(block), params.network
-        states = np.zeros((len(X), network.n_hidden), np.uint8)
-        key, powers = rng.stream("units").key, np.ones(_PASS_SWEEPS_FACTOR * self.sweeps)
-        sample_states(network, X, states, key, block.rows, 0.0, powers)
+        X, rng = unpack_rows(block), rng.stream("units")
+        states = start_chains(params, X, rng, block.rows)
+        powers = np.ones(_PASS_SWEEPS_FACTOR * self.sweeps)
+        sample_states(params.network, X, states, rng.key, block.rows, 0.0, powers)
         _, sums = sum_unit_statistics(params, X, states)
         return {**sums, "on": states.sum(axis=0), "n_learnt": np.array(len(X))}
 
@@ -489,9 +552,8 @@ class NoisyOr(Model):
         if can_enumerate(params.sizes):
             mean = enumerate_posterior_means(params.network, unpack_rows(block))
             return {"mean": mean, "effective_draws": np.full_like(mean, EXACT_DRAWS)}
-        mean, effective_draws = sample_posterior_means(
-            params.network, unpack_rows(block), rng.stream("codes").key, block.rows, *CODE_SWEEPS
-        )
+        X, rng = unpack_rows(block), rng.stream("codes")
+        mean, effective_draws = sample_means(params, X, rng, block.rows, *CODE_SWEEPS)
         return {"mean": mean, "effective_draws": effective_draws}
 
     def count_free_parameters(self, state: FitState) -> int | None:
@@ -520,25 +582,32 @@ class NoisyOr(Model):
         segments: NDArray[np.int64] | None = None,
     ) -> NDArray[np.uint8]:
         """Draw rows from the top layer down, (n_samples, n_features); segments are ignored."""
-        u = np.broadcast_to(params.leaks[-1], (n_samples, params.sizes[-1]))
+        numbers = rng.random((n_samples, params.sizes[-1]))
+        on = draw_top_units(params.f_of_leaks[-1], params.group_sizes, numbers)
         for weights, leaks in zip(params.weights[::-1], params.leaks[-2::-1], strict=True):
-            u = leaks + _draw_units(u, rng) @ weights.T
-        return _draw_units(u, rng).astype(np.uint8)
+            u = leaks + on.astype(np.float64) @ weights.T
+            on = rng.random(u.shape) < -np.expm1(-u)
+        return on.astype(np.uint8)
 
     def reconstruct(
         self, params: NoisyOrParams, codes: Array, segments: NDArray[np.int64] | None = None
     ) -> Array:
-        """Return 1 − e^−leak Π (1 − codes f) of the lowest layer; segments are ignored."""
-        lowest = np.clip(codes[:, : params.sizes[1]], 0, 1)
+        """Return 1 − e^−leak Π (1 − Σ codes f) of the lowest layer; segments are ignored.
+
+        The product is over exclusive groups, in which the chances of units add up.
+        """
+        n_units, f = params.sizes[1], params.f[0]
+        lowest = np.clip(codes[:, :n_units], 0, 1)
         off = np.exp(-params.leaks[0]) * np.ones((len(codes), 1))
-        for unit, f in zip(lowest.T, params.f[0].T, strict=True):
-            off *= 1 - unit[:, None] * f
+        groups = params.group_sizes if len(params.f) == 1 else np.ones(n_units, np.int64)
+        for units in np.split(np.arange(n_units), np.cumsum(groups)[:-1]):
+            off *= np.maximum(1 - lowest[:, units] @ f[:, units].T, 0)
         probabilities: Array = 1 - off
         return probabilities
 
     def get_hidden_causes(self, params: NoisyOrParams) -> HiddenCauses:
-        """Return f of all layers."""
-        return HiddenCauses(params.f, params.activity)
+        """Return f of all layers, and which units of the top layer exclude each other."""
+        return HiddenCauses(params.f, params.activity, params.exclusive_groups)
 
 
 def _make_stage_working(n_samples: int, seed: int, *, searching: bool = False) -> Arrays:
@@ -565,10 +634,6 @@ def _make_full_pass_working(state: FitState, params: NoisyOrParams) -> Arrays:
     """Make the working state of the passes over all rows, which start from the parameters."""
     working = _make_stage_working(int(state.auxiliary["n_samples"]), int(state.working["seed"]))
     return {**working, "sums_states": np.array(has_few_on(params, state.auxiliary["sample"]))}
-
-
-def _draw_units(u: Array, rng: np.random.Generator) -> Array:
-    return (rng.random(u.shape) < -np.expm1(-u)).astype(np.float64)
 
 
 def find_unused_units(params: NoisyOrParams, X: Bits, n_samples: int) -> NDArray[np.bool_]:
@@ -601,8 +666,8 @@ def _estimate_unit_value(params: NoisyOrParams, X: Bits, unit: int) -> float:
         w = params.weights[0][:, unit]
         places = np.argsort((X == 0) @ w - (X == 1) @ w, kind="stable")[:_CHECKED_ROWS]
         X = X[places]
-    X, key = X[:_CHECKED_ROWS], RowRandom(0).stream("mixing").key
-    means, _ = sample_posterior_means(params.network, X, key, np.arange(len(X)), *CODE_SWEEPS)
+    X, rng = X[:_CHECKED_ROWS], RowRandom(0).stream("mixing")
+    means, _ = sample_means(params, X, rng, np.arange(len(X)), *CODE_SWEEPS)
     off = np.maximum(1 - means[:, unit], np.finfo(float).tiny)
     activity = 0.0 if params.activity is None else min(float(params.activity[unit]), 0.5)
     return float(len(X) * np.log1p(-activity) - np.log(off).sum())
@@ -624,8 +689,8 @@ def _warn_about_unused_units(
 
 def compute_unmixed_share(params: NoisyOrParams, X: Bits) -> float:
     """Return the share of rows, among the first 300, for which two chains disagree about a unit."""
-    X, key = X[:_CHECKED_ROWS], RowRandom(0).stream("mixing").key
-    _, draws = sample_posterior_means(params.network, X, key, np.arange(len(X)), *CODE_SWEEPS)
+    X, rng = X[:_CHECKED_ROWS], RowRandom(0).stream("mixing")
+    _, draws = sample_means(params, X, rng, np.arange(len(X)), *CODE_SWEEPS)
     return float((draws.min(axis=1) < _MIN_EFFECTIVE_DRAWS).mean())
 
 

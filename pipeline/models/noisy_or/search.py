@@ -11,6 +11,7 @@ Gibbs sampling alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from pipeline.models.noisy_or.estimation import (
     RESTARTED_PRIOR,
     NoisyOrParams,
     draw_first_network,
+    exclude_units,
     learn_from_starts,
     remove_units,
     restart_unit_by_row,
@@ -83,8 +85,8 @@ def search_networks(
     all draws, and `map_items` maps over the `n_starts` starts.
     """
     if not can_sum_states((X.shape[1], *layers)):
-        best = learn_from_starts(model, layers, X, seed, n_starts, map_items).params
-        return SearchResult((best,), {})
+        drawn, diagnostics = learn_from_starts(model, layers, X, seed, n_starts, map_items)
+        return SearchResult((drawn.params,), diagnostics)
     n_states = _count_states(layers, SEARCH_STATES)
     few = WeightedRows.from_sample(X[: max(_MAX_START_CELLS // n_states, 1)], SEARCH_STATES)
     fit = partial(_fit_start, model, tuple(layers), few, seed)
@@ -107,9 +109,11 @@ def search_networks(
         map_best = label_map(make_local_map(map_items), "best start", 1)
         ((first, _),) = map_best(complete, completed[:1])
     if not has_few_on(first, X):
-        drawn = learn_from_starts(model, layers, X, seed, n_starts, map_items).params
-        best = max((first, drawn), key=partial(_estimate_mean_nats, X[:_COMPARED_ROWS], seed))
-        return SearchResult((best,), {})
+        drawn, of_drawn = learn_from_starts(model, layers, X, seed, n_starts, map_items)
+        estimate = partial(_estimate_mean_nats, X[:_COMPARED_ROWS], seed)
+        if estimate(drawn.params) > estimate(first):
+            return SearchResult((drawn.params,), of_drawn)
+        return SearchResult((first,), {})
     return SearchResult((first, *others), diagnostics)
 
 
@@ -143,6 +147,7 @@ def _fit_start(
     sizes = (rows.X.shape[1], *layers)
     leak = max(model.leak, _FIRST_LEARNED_LEAK) if model.learns_leaks(sizes) else model.leak
     params = draw_first_network(sizes, weights, leak, rng)
+    params = exclude_units(params, model.make_exclusive_groups(layers))
     return run_exact_em(model, params, rows, _make_start_criterion(rows))
 
 
@@ -190,7 +195,8 @@ def _restart_unit(
         leaks[-1][place] = RESTARTED_PRIOR
     else:
         weights[layer + 1][place] = rng.uniform(*FIRST_WEIGHTS, weights[layer + 1].shape[1])
-    return NoisyOrParams(tuple(weights), tuple(leaks), params.activity)
+    restarted = replace(params, weights=tuple(weights), leaks=tuple(leaks))
+    return restarted.replace_probabilities(restarted.f, restarted.f_of_leaks)
 
 
 def compute_unit_values(params: NoisyOrParams, rows: WeightedRows) -> Array:

@@ -35,6 +35,7 @@ FACTS = Facts(
     plain={"starts": 2, "epochs": 5},
     variants=(
         {"layers": (3, 2), "n_components": None, "schedule": "stability"},
+        {"layers": (3, 2), "n_components": None, "top": "exclusive"},
         {"tempering": 0.5, "prune": True, "sweeps": 5, "leaks": "learned"},
     ),
     rising=(({"beta": 1.0}, 1e-9),),

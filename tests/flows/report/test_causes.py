@@ -40,6 +40,10 @@ def test_the_table_names_what_units_turn_on_and_are_turned_on_by() -> None:
             "–",
         ),
     )
+    exclusive = TWO._replace(exclusive_groups=np.array([1, 1, 0]))
+    told = make_unit_table(exclusive, ITEMS)
+    assert told.columns[-1] == "never on with"
+    assert [row[-1] for row in told.rows] == ["1.2", "1.1", "–"]
     many = HiddenCauses((np.full((12, 1), 0.5),), None)
     ((unit, share, named),) = make_unit_table(many, [f"f{i}" for i in range(12)]).rows
     assert (unit, share) == ("1.1", "–")

@@ -92,11 +92,13 @@ def test_segments_are_mixed_by_their_rows(params: BernoulliMixtureParams) -> Non
         np.testing.assert_allclose(np.exp(answer.log_evidence), table.probability({2: 1}))
 
 
-def test_noisy_or_gives_the_sums_over_its_causes() -> None:
+@pytest.mark.parametrize("groups", [(1, 1, 1), (2, 1)])
+def test_noisy_or_gives_the_sums_over_its_causes(groups: tuple[int, ...]) -> None:
     f, leaks = random_network(np.random.default_rng(1), (5, 3))
-    params = NoisyOrParams.from_probabilities([own.T for own in f], leaks)
+    numbers = np.array([1, 1, 0]) if groups == (2, 1) else None
+    params = NoisyOrParams.from_probabilities([own.T for own in f], leaks, exclusive_groups=numbers)
     rows = list_states((2,) * 5)
-    table = JointTable(rows, np.exp(enumerated(f, leaks, rows)[0])[:, None])
+    table = JointTable(rows, np.exp(enumerated(f, leaks, rows, groups)[0])[:, None])
     features = make_binary_features("abcde")
     answer = query(NoisyOr(layers=(3,)), params, {"a": 1}, ["d"], features=features)
     np.testing.assert_allclose(answer["probability"], table.probability({3: 1}, {0: 1}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -49,15 +50,21 @@ def draw_bars(rng: np.random.Generator, n_rows: int, n_units: int = 4) -> np.nda
     return (rng.random(off.shape) > off).astype(np.uint8)
 
 
-@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 1.5), (2.0, 3.0)])
-def test_updates_converge_to_maximum_of_penalised_likelihood(alpha: float, beta: float) -> None:
+@pytest.mark.parametrize(
+    ("alpha", "beta", "groups"), [(1.0, 1.5, None), (2.0, 3.0, None), (2.0, 3.0, (1, 1, 0))]
+)
+def test_updates_converge_to_maximum_of_penalised_likelihood(
+    alpha: float, beta: float, groups: tuple[int, ...] | None
+) -> None:
     """With fixed units, log P plus log prior rises in every step and ends with zero gradient."""
     rng = np.random.default_rng(0)
     X, states = draw_bars(rng, 300), (rng.random((300, 7)) < 0.4).astype(np.uint8)
     X[:40, 2] = 2  # not observed
+    numbers = None if groups is None else np.array([0] * 4 + [*groups])
+    states[:, 4] &= (groups is None) | (1 - states[:, 5])
     f = [rng.uniform(0.1, 0.6, shape) for shape in ((24, 4), (4, 3))]
     params = NoisyOrParams.from_probabilities(
-        f, [np.full(24, 0.05), np.full(4, 0.05), np.full(3, 0.2)]
+        f, [np.full(24, 0.05), np.full(4, 0.05), np.full(3, 0.2)], None, numbers
     )
 
     def penalised_likelihood(at: NoisyOrParams) -> float:
@@ -76,11 +83,14 @@ def test_updates_converge_to_maximum_of_penalised_likelihood(alpha: float, beta:
             changed_weights = [w.copy() for w in params.weights]
             changed_weights[k][i, i % 3] += 1e-5
             slope = (
-                penalised_likelihood(NoisyOrParams(tuple(changed_weights), params.leaks))
-                - values[-1]
+                penalised_likelihood(replace(params, weights=tuple(changed_weights))) - values[-1]
             ) / 1e-5
             # At its lower bound f cannot decrease.
             assert slope < 0.01 if params.weights[k][i, i % 3] < 1e-6 else abs(slope) < 0.01
+    for i in range(3):
+        leaks = params.leaks[-1] + 1e-5 * (np.arange(3) == i)
+        changed = replace(params, leaks=(*params.leaks[:-1], leaks))
+        assert abs(penalised_likelihood(changed) - values[-1]) < 1e-6
 
 
 def test_known_causes_are_recovered() -> None:
@@ -281,6 +291,85 @@ def test_rows_and_features_without_ones_can_be_fitted() -> None:
     nats = NoisyOr(n_components=4).log_likelihood(state.params, block, RowRandom(0)).nats
     assert np.isfinite(nats).all()
     assert nats[:300].min() > nats[300:].mean()
+
+
+def draw_categories(rng: np.random.Generator, n_rows: int) -> np.ndarray:
+    """Draw rows of two exclusive groups of three causes each, and of an independent cause."""
+    f = np.kron(np.eye(7), np.full(2, 0.9))
+    on = np.zeros((n_rows, 7))
+    for group in (0, 3):
+        state = rng.integers(4, size=n_rows)
+        on[np.flatnonzero(state < 3), group + state[state < 3]] = 1
+    on[:, 6] = rng.random(n_rows) < 0.4
+    off = np.exp(on @ np.log1p(-f)) * (1 - 0.02)
+    return (rng.random(off.shape) > off).astype(np.uint8)
+
+
+EXCLUSIVE = {"layers": (7,), "top": "exclusive", "group_sizes": (3, 3, 1)}
+
+
+def test_exclusive_causes_are_found_and_sampled() -> None:
+    X = draw_categories(np.random.default_rng(0), 1500)
+    model = NoisyOr(**EXCLUSIVE)
+    state = fit(X, **EXCLUSIVE)
+    params = state.params
+    np.testing.assert_array_equal(params.exclusive_groups, [1, 1, 1, 2, 2, 2, 0])
+    nats, _ = enumerated(tuple(f.T for f in params.f), params.f_of_leaks, X, (3, 3, 1))
+    assert state.history[-1] == pytest.approx(nats.mean(), abs=1e-6)
+    truth = NoisyOrParams.from_probabilities(
+        [np.kron(np.eye(7), np.full(2, 0.9)).T],
+        [np.full(14, 0.02), np.array([0.25] * 6 + [0.4])],
+        exclusive_groups=np.array([1, 1, 1, 2, 2, 2, 0]),
+    )
+    assert nats.sum() > enumerate_log_probabilities(truth.network, X).sum()
+    causes = params.f[0].argmax(axis=0) // 2
+    # A group has causes of one group of the truth.
+    assert {frozenset(causes[:3]), frozenset(causes[3:6])} == {
+        frozenset({0, 1, 2}),
+        frozenset({3, 4, 5}),
+    }
+    (block,) = make_memory_blocks(DenseData(X))
+    means = model.transform(params, block, RowRandom(1))["mean"]
+    assert means[:, :3].sum(axis=1).max() <= 1 + 1e-12
+    rebuilt = model.reconstruct(params, means)
+    assert np.abs(rebuilt.mean(axis=0) - X.mean(axis=0)).max() < 0.02
+    drawn = model.sample(params, 20_000, np.random.default_rng(2))
+    pairs = [np.corrcoef(rows.T) for rows in (drawn, X)]
+    assert np.abs(pairs[0] - pairs[1]).max() < 0.1
+
+
+def test_removing_units_keeps_groups() -> None:
+    f = [np.full((5, 4), 0.5)]
+    leaks = [np.full(5, 0.1), np.full(4, 0.2)]
+    params = NoisyOrParams.from_probabilities(f, leaks, None, np.array([1, 1, 2, 2]))
+    remaining = remove_units(params, np.array([False, False, True, False]))
+    np.testing.assert_array_equal(remaining.group_sizes, [2, 1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"layers": (4, 1), "top": "exclusive"}, "every group has one"),
+        ({"layers": (4,), "group_sizes": (2, 2)}, "group_sizes needs exclusive groups"),
+        (
+            {"layers": (4,), "top": "exclusive", "group_sizes": (2, 1)},
+            "of 3 units of the top layer, but it has 4",
+        ),
+        ({"top": "exclusive", "group_sizes": (2, 1)}, "but its size is not set"),
+    ],
+)
+def test_groups_that_do_not_fit_the_top_layer_are_refused(
+    settings: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(FitError, match=reason):
+        NoisyOr(**settings)
+
+
+def test_a_warm_start_with_other_groups_is_refused() -> None:
+    X = draw_bars(np.random.default_rng(0), 300)
+    state = fit(X, n_components=4, max_iter=1)
+    with pytest.raises(FitError, match="has other exclusive groups"):
+        NoisyOr(n_components=4, top="exclusive").warm_start(state, state.params)
 
 
 def test_numbers_of_units_that_contradict_each_other_are_refused() -> None:
