@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,9 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage import load_artifact
+from storage import load_artifact, open_dataset
+from storage.dataset.dataset import BinaryDataset
+from storage.dataset.writer import append_dataset
 from storage.errors import DataError
-from tests.support.data import draw_probit_rows, find_shared_data, write_arrays
+from tests.support.data import ArrayBatch, draw_probit_rows, find_shared_data, write_arrays
 from tests.support.processes import kill_fit_at
 
 SUMMARY_KEYS = {
@@ -126,6 +129,42 @@ def test_usps_digits_through_both_commands(cli):
     fitted = load_artifact(done.json["artifact"])
     assert fitted["loadings"].shape == (256, 25)
     assert np.isfinite(fitted["correlation"]).all()
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_fit_uses_the_rows_of_its_start(cli, tmp_path, monkeypatch, is_replaced):
+    X, path = draw_probit_rows(1280, 8, 2, seed=3)[0], tmp_path / "d.zarr"
+    write_arrays(path, X[:640], words_per_chunk=1)
+    options = ("--components", 2, "--executor", "serial", "--no-report")
+    command = ("fit", "--dataset", path, *options, "--json")
+    expected = load_artifact(cli(*command).json["artifact"])
+    files = sorted(Path("runs").rglob("*"))
+    read_chunk = BinaryDataset.read_chunk
+
+    def change_first(dataset, key, *others):
+        """Change the dataset as soon as the fit reads it."""
+        monkeypatch.setattr(BinaryDataset, "read_chunk", read_chunk)
+        if is_replaced:
+            shutil.rmtree(path)
+            write_arrays(path, X[640:], words_per_chunk=1)
+        else:
+            with append_dataset(path, dataset.feature_names) as writer:
+                writer.add(ArrayBatch(X[640:]))
+        return read_chunk(dataset, key, *others)
+
+    monkeypatch.setattr(BinaryDataset, "read_chunk", change_first)
+    done = cli(*command)
+    if is_replaced:
+        assert done.code == 2
+        assert done.err.endswith(
+            f"error: {path}: the dataset has changed since the start. Run again.\n"
+        )
+        assert sorted(Path("runs").rglob("*")) == files
+    else:
+        fitted = load_artifact(done.json["artifact"])
+        assert fitted.manifest["n_samples"] == 640
+        assert all(fitted[name].tobytes() == expected[name].tobytes() for name in expected)
+        assert open_dataset(path).n_rows == 1280
 
 
 def test_a_killed_fit_resumes_to_the_same_bytes(cli, probit):
