@@ -82,6 +82,7 @@ def test_the_mixing_is_found_for_most_seeds(tmp_path, shape, median, worst):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("shape", [Shape(6, 2), Shape(10, 5)], ids=str)
 def test_hidden_segments_are_as_good_as_given_ones(tmp_path, shape):
     """Rows stay in one of 2 n_components + 1 segments with a probability of 0.99."""

@@ -15,7 +15,7 @@ Fit, from several starts:
    this distribution with the same number in every pass, so that the pairs of a segment are counted
    without bias, which the likeliest segments would not be (stochastic EM: G. Celeux, J. Diebolt,
    Computational Statistics Quarterly 2, 1985). BLICA is fitted to these segments with a weak ridge.
-3. The best start goes on until the log-likelihood hardly changes. If `n_segments` is not set, it is
+3. The best start goes on while the log-likelihood rises. If `n_segments` is not set, it is
    raised from 3 while BIC falls.
 4. BLICA is fitted to the segments with the settings asked for, as if they were given.
 
@@ -46,12 +46,17 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 import scipy
 from numpy.typing import NDArray
+from scipy.cluster.vq import ClusterError, kmeans2
 
 from pipeline.arrays import Array
 from pipeline.data.blocks import BinaryBlock, pack_block
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
-from pipeline.learning.convergence import ObjectiveCriterion
+from pipeline.learning.convergence import (
+    ConvergenceCriterion,
+    ObjectiveCriterion,
+    PatienceCriterion,
+)
 from pipeline.models.binary_ica.blica import (
     BLICA,
     MIN_SEGMENTS,
@@ -74,8 +79,8 @@ from pipeline.statistics.sums import Sums
 MAX_SEGMENTS = 32
 """Number of segments at which the search for their number ends."""
 _WINDOW, _MERGED_WINDOWS = 50, (1, 2, 4, 8)
-_MAX_WINDOWS, _MAX_WINDOW_CELLS = 4000, 1 << 23
-_SHORT_PASSES = 4
+_MAX_WINDOWS, _MAX_WINDOW_CELLS = 4000, 1 << 22
+_SHORT_PASSES, _PATIENCE = 4, 3
 _N_CLUSTERINGS = 10
 _RIDGE = 200.0
 _FIRST_STAY = 0.99
@@ -192,8 +197,8 @@ class HiddenSegmentBLICA(HiddenStates, BLICA):
     max_iter
         Maximum number of passes for each number of segments.
     tol
-        Stop once the log-likelihood per row has changed by less than this in the last three passes
-        and is predicted to change by less in total, nats.
+        Stop once the log-likelihood per row has not risen by more than this for three passes,
+        relative to its size; the best pass counts.
     """
 
     support: ClassVar[Support] = Support(("binary", "ordinal"))
@@ -203,9 +208,9 @@ class HiddenSegmentBLICA(HiddenStates, BLICA):
         "likeliest_segment": (),
         "segment_probability": (),
     }
-    segments: Literal["auto"] = "auto"  # type: ignore[assignment]
+    segments: Literal["auto"] = "auto"
     max_iter: int = setting(100, minimum=1)
-    tol: float = setting(1e-5, above=0, below=1)
+    tol: float = setting(1e-6, above=0, below=1)
 
     @property
     def title(self) -> str:
@@ -257,7 +262,9 @@ class HiddenSegmentBLICA(HiddenStates, BLICA):
             n_components, _RIDGE, min_rows=self.min_rows, starts=1, structure=self.structure
         )
 
-    def initialize(self, first: WindowCounts, rng: np.random.Generator) -> FitState:
+    def initialize(  # type: ignore[override]
+        self, first: WindowCounts, rng: np.random.Generator
+    ) -> FitState:
         """Refuse features that never vary, and start from clusters of windows."""
         state = super().initialize(_repeat_segments(first.counts), rng)
         windows = {f"window-{name}": a for name, a in first.windows.to_arrays().items()}
@@ -274,19 +281,21 @@ class HiddenSegmentBLICA(HiddenStates, BLICA):
         }
         windows, seed = PairCounts.from_arrays(arrays), int(state.auxiliary["seed"][0])
         state = replace(state, working={}, auxiliary={**state.auxiliary, "short": np.array(1)})
-        starts = []
+        starts: list[FitState] = []
         for n_merged in _MERGED_WINDOWS:
             merged = windows.sum_segments(windows.segments // n_merged)
-            if len(merged.segments) >= 2 * n_segments:
-                labels = _cluster_windows(merged, n_segments, seed)
+            if len(merged.segments) < 2 * n_segments:
+                continue
+            labels = _cluster_windows(merged, n_segments, seed)
+            if labels is not None:
                 counts = merged.sum_segments(labels)
                 params = self._fit_segments(counts, len(starts))
                 starts.append(replace(state, params=add_chain(params)))
         if not starts:
             raise FitError(
-                f"{{n_segments}} is {n_segments}, but the dataset has only "
-                f"{int(windows.rows.sum())} rows. Hidden segments need at least "
-                f"{2 * n_segments * _WINDOW}.",
+                f"{{n_segments}} is {n_segments}, but {int(windows.rows.sum())} rows have too few "
+                f"windows of {_WINDOW} rows that differ. Use fewer segments, or more rows: at "
+                f"least {2 * n_segments * _WINDOW}.",
                 parameter="n_segments",
             )
         return replace(starts[0], starts=tuple(starts))
@@ -302,14 +311,8 @@ class HiddenSegmentBLICA(HiddenStates, BLICA):
         self, params: HiddenSegmentParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> tuple[Array, NDArray[np.bool_]]:
         """Return log P(x_n | u), (n_samples, n_segments), and which rows are held out: none."""
-        is_out = np.zeros(block.n_samples, np.bool_)
-        if block.n_features <= _MAX_TABULATED and block.observed_words is None:
-            places = block.unpack_values() @ (1 << np.arange(block.n_features))
-            return _tabulate_densities(_HashedParams.of(params), block.n_features)[places], is_out
-        rows = block.to_packed_rows()
-        keys = np.hstack([rows.words.T, rows.mask.T])
-        _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-        return _compute_densities(params, block.take_rows(first))[inverse.ravel()], is_out
+        logs = np.ascontiguousarray(_find_densities(params, block)[..., 0])
+        return logs, np.zeros(block.n_samples, np.bool_)
 
     def summarize(  # type: ignore[override]
         self, params: HiddenSegmentParams, working: Arrays, block: BinaryBlock, rng: RowRandom
@@ -340,13 +343,16 @@ class HiddenSegmentBLICA(HiddenStates, BLICA):
         """Return the log-likelihood per row, nats."""
         return float(statistics.objective / statistics.weight)
 
-    def get_convergence_criterion(self, state: FitState) -> ObjectiveCriterion:
-        """Stop short runs after a few passes, and the last stage after one."""
+    def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
+        """Stop short runs after a few passes, and the last stage after one.
+
+        Other runs end with their best pass: BLICA matches moments, which need not raise the
+        likelihood of rows.
+        """
         if "is_last" in state.working:
             return ObjectiveCriterion(1, 0.0)
-        return ObjectiveCriterion(
-            _SHORT_PASSES if state.auxiliary["short"] else self.max_iter, self.tol
-        )
+        max_iter = _SHORT_PASSES if state.auxiliary["short"] else self.max_iter
+        return PatienceCriterion(max_iter, _PATIENCE, self.tol)
 
     def update(  # type: ignore[override]
         self,
@@ -376,7 +382,7 @@ class HiddenSegmentBLICA(HiddenStates, BLICA):
         """Go on with the best start until it has converged."""
         return replace(state, auxiliary={**state.auxiliary, "short": np.array(0)}, starts=())
 
-    def next_stage(self, state: FitState, statistics: SegmentSums) -> FitState | None:  # type: ignore[override]
+    def next_stage(self, state: FitState, statistics: SegmentSums) -> FitState | None:
         """Try one more segment while BIC falls, then fit BLICA to the best segments."""
         if "is_last" in state.working:
             return None
@@ -386,7 +392,7 @@ class HiddenSegmentBLICA(HiddenStates, BLICA):
         n_features, n_components = state.params.mixing.shape
         n_parameters = n_segments * (state.params.thresholds.shape[1] + n_components)
         n_parameters += (n_features - 1) * n_components + n_segments * (n_segments - 1)
-        bic = n_parameters * np.log(statistics.weight) - 2 * statistics.objective
+        bic = n_parameters * np.log(statistics.weight) - 2 * statistics.weight * max(state.history)
         auxiliary["bic"] = np.append(auxiliary.get("bic", ()), bic)
         is_best = bic <= auxiliary["bic"].min()
         if is_best:
@@ -408,7 +414,7 @@ class HiddenSegmentBLICA(HiddenStates, BLICA):
         params = state.params.take_segments(order)
         return replace(state, params=params, working={"is_last": np.array(1)})
 
-    def finish(self, state: FitState, statistics: SegmentSums) -> FitState:  # type: ignore[override]
+    def finish(self, state: FitState, statistics: SegmentSums) -> FitState:
         """Add diagnostics, and warn about segments without rows."""
         n_found = len(state.params.segments)
         bic = state.auxiliary.get("bic", np.empty(0)).tolist()
@@ -461,9 +467,10 @@ class HiddenSegmentBLICA(HiddenStates, BLICA):
     def log_likelihood(self, params: Any, block: BinaryBlock, rng: RowRandom) -> LogLikelihood:
         """Return log P(x_n | earlier rows) of each row."""
         earlier, _ = self._split_covariates(params, block)
-        logs, _ = self._compute_log_densities(params, {}, block, rng)
+        logs, errors = np.moveaxis(_find_densities(params, block), 2, 0)
         nats: Array = scipy.special.logsumexp(logs + earlier, axis=1)
-        return LogLikelihood(nats, np.zeros_like(nats))
+        error = (scipy.special.softmax(logs + earlier, axis=1) * errors).sum(axis=1)
+        return LogLikelihood(nats, np.zeros_like(nats), integration_error=error)
 
     def sample_numbers(
         self,
@@ -493,18 +500,29 @@ class _HashedParams:
         return cls(hashlib.sha256(own).digest(), params)
 
 
+def _find_densities(params: HiddenSegmentParams, block: BinaryBlock) -> Array:
+    """Return log P(x_n | u) of each row and its error, (n_samples, n_segments, 2)."""
+    if block.n_features <= _MAX_TABULATED and block.observed_words is None:
+        places = block.unpack_values() @ (1 << np.arange(block.n_features))
+        return _tabulate_densities(_HashedParams.of(params), block.n_features)[places]
+    rows = block.to_packed_rows()
+    keys = np.hstack([rows.words.T, rows.mask.T])
+    _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    return _compute_densities(params, block.take_rows(first))[inverse.ravel()]
+
+
 @lru_cache(maxsize=16)
 def _tabulate_densities(hashed: _HashedParams, n_planes: int) -> Array:
-    """Return log P(x | u) of all rows of bits, (2**n_planes, n_segments), once per process."""
+    """Return the densities of all rows of bits, (2**n_planes, n_segments, 2), once per process."""
     bits = np.arange(1 << n_planes)[:, None] >> np.arange(n_planes) & 1
     return _compute_densities(hashed.params, pack_block(bits.astype(np.uint8)))
 
 
 def _compute_densities(params: HiddenSegmentParams, block: BinaryBlock) -> Array:
-    """Return log P(x_n | u), (n_samples, n_segments)."""
-    models = [params.segment_model(index) for index in params.segments.tolist()]
-    logs = [probit_posterior(*model.read_rows(block)).log_evidence for model in models]
-    return np.stack(logs, axis=1)
+    models = (params.segment_model(index) for index in params.segments.tolist())
+    posteriors = [probit_posterior(*model.read_rows(block)) for model in models]
+    own = [np.stack([p.log_evidence, p.evidence_error], axis=1) for p in posteriors]
+    return np.stack(own, axis=1)
 
 
 def add_chain(
@@ -524,12 +542,17 @@ def add_chain(
 def _repeat_segments(counts: FeatureCounts) -> FeatureCounts:
     """Return the counts as if of as many equal segments as BLICA needs, for its checks."""
     names = ("rows", "observed", "ones")
-    repeated = {name: np.repeat(getattr(counts, name), MIN_SEGMENTS, axis=0) for name in names}
+    repeated: dict[str, Any] = {
+        name: np.repeat(getattr(counts, name), MIN_SEGMENTS, axis=0) for name in names
+    }
     return replace(counts, segments=np.arange(MIN_SEGMENTS), **repeated)
 
 
-def _cluster_windows(windows: PairCounts, n_clusters: int, seed: int) -> NDArray[np.int64]:
-    """Cluster windows by the means of standardized features and their products, (n_windows,)."""
+def _cluster_windows(windows: PairCounts, n_clusters: int, seed: int) -> NDArray[np.int64] | None:
+    """Cluster windows by the means of standardized features and their products, (n_windows,).
+
+    None if so many clusters cannot be told apart.
+    """
     tables = [windows.table(u) for u in range(len(windows.segments))]
     n, ones_i, ones_j, joint = (
         np.stack([np.broadcast_to(t[k], tables[0].joint.shape) for t in tables]).astype(float)
@@ -547,9 +570,13 @@ def _cluster_windows(windows: PairCounts, n_clusters: int, seed: int) -> NDArray
     moments -= moments.mean(axis=0)
     _, _, axes = np.linalg.svd(moments, full_matrices=False)
     scores = moments @ axes[: n_clusters - 1].T
-    rng, best, least = np.random.default_rng(seed), np.zeros(0, np.int64), np.inf
+    rng, least = np.random.default_rng(seed), np.inf
+    best: NDArray[np.int64] | None = None
     for _ in range(_N_CLUSTERINGS):
-        centres, labels = scipy.cluster.vq.kmeans2(scores, n_clusters, 20, minit="++", rng=rng)
+        try:
+            centres, labels = kmeans2(scores, n_clusters, 20, minit="++", missing="raise", rng=rng)
+        except ClusterError:  # a cluster became empty
+            continue
         squares = float(((scores - centres[labels]) ** 2).sum())
         if squares < least:
             best, least = labels.astype(np.int64), squares

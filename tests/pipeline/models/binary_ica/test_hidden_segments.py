@@ -153,7 +153,7 @@ def test_settings_that_contradict_each_other_are_refused(settings, message):
 
 def test_too_few_rows_are_refused(folder):
     X = (np.random.default_rng(0).random((200, 6)) < norm.cdf(0.3)).astype(np.uint8)
-    with pytest.raises(FitError, match="only 200 rows"):
+    with pytest.raises(FitError, match="200 rows have too few windows"):
         fit_hidden(folder / "few.zarr", DenseData(X, None, None), n_segments=3)
 
 
