@@ -108,6 +108,7 @@ class FitOptions:
         Literal["auto"] | None,
         # Not among the options of all models: the settings of those that have it explain it.
         Option(group=DATA, show=False, help="Find segments as hidden states of the rows."),
+        ExampleValue("auto"),
     ] = None
     covariates: Annotated[
         str | None,
