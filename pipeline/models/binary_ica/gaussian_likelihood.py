@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -30,7 +31,8 @@ from numpy.typing import NDArray
 
 from pipeline.arrays import Array
 from pipeline.errors import FitError
-from pipeline.executors.base import MapFunction, ThreadsExecutor
+from pipeline.executors.base import MapFunction, limit_blas_threads
+from pipeline.executors.cancellation import check_cancelled
 from pipeline.executors.central_work import make_local_map
 from pipeline.numerics.compilation import callee
 
@@ -437,8 +439,14 @@ def map_or_thread(
     """Map if correlations of this size can be sent; otherwise run here, with threads inside."""
     if n_bytes <= _MAX_BYTES_TO_SEND:
         return list(map_items(function, items))
-    threads = ThreadsExecutor(os.cpu_count() or 1)
-    return list(make_local_map(map_items)(partial(function, map_parts=threads.map), items))
+    # One pool for all evaluations: a new one for each would take a tenth of the time.
+    with limit_blas_threads(), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+
+        def map_parts(terms: Callable[[Any], Any], parts: Iterable[Any]) -> Iterator[Any]:
+            check_cancelled()
+            return pool.map(terms, parts)
+
+        return list(make_local_map(map_items)(partial(function, map_parts=map_parts), items))
 
 
 def draw_start(moments: SegmentMoments, n_components: int, seed: int) -> MatchSolution:
