@@ -13,7 +13,8 @@ after a block say, and compute P(z_n | all rows), so the log-likelihood is that 
 however rows are cut. Given the other rows, a row is of a mixture of the states, so everything about
 features is shared with `bernoulli_mixture`: levels, continuous features, missing values.
 
-Each fit begins with short runs from random states as in `pipeline.models.mixture`. Held-out rows,
+Each fit begins with short runs as in `pipeline.models.mixture`, from clusters of windows of eight
+rows, see `windows.py`, and from random states by turns. Held-out rows,
 which choose the number of states, count as rows without values; their score is log P(x_n | all rows
 that are not held out) (G. Celeux, J.-B. Durand, Computational Statistics 23, 2008). A row by
 itself, or in a call that does not know its neighbours, has the class weights π, the share of rows
@@ -56,12 +57,13 @@ from pipeline.models.bernoulli_mixture.e_step import (
     sum_mixture_statistics,
 )
 from pipeline.models.bernoulli_mixture.gaussians import sum_gaussian_statistics
-from pipeline.models.bernoulli_mixture.levels import mask_unreached_planes
+from pipeline.models.bernoulli_mixture.levels import cumulate_planes, mask_unreached_planes
 from pipeline.models.bernoulli_mixture.params import BernoulliMixtureParams
 from pipeline.models.capabilities import LogLikelihood
 from pipeline.models.hidden_markov.chains import draw_path
 from pipeline.models.hidden_markov.links import SequenceColumns
 from pipeline.models.hidden_markov.states import LEAST_WEIGHT, HiddenStates, split_columns
+from pipeline.models.hidden_markov.windows import RowWindows, draw_clusters
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.support import Support
@@ -69,7 +71,6 @@ from pipeline.models.vocabulary import STATES, Vocabulary
 from pipeline.params import NumberRange, array_field
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.sums import Sums
 
 _FIRST_STAY = 0.9  # probability to stay in a state at the beginning of starts
@@ -202,9 +203,42 @@ class HiddenMarkov(HiddenStates, ClassMixture):
         nanoseconds += 10 * n_states * params.n_numbers
         return WorkEstimate(nanoseconds, 8 * n_states * (2 * n_features + n_states))
 
-    def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
-        """Check the counts, and start from random states around the margins."""
-        return self._begin_fit(self._describe_counts(first, rng))
+    @property
+    def first_statistics(self) -> type[RowWindows]:
+        """Counts of features, also in windows of rows."""
+        return RowWindows
+
+    def summarize_first(self, block: BinaryBlock, rng: RowRandom) -> RowWindows:
+        """MAP: count features, and draw windows."""
+        is_measured = self.structure.continuous.size > 0
+        return RowWindows.from_block(block, RowRandom(rng.seed), is_measured=is_measured)
+
+    def first_key(self, seed: int) -> str:
+        """Return a key that includes the seed, which draws windows."""
+        return f"first, windows {seed}"
+
+    def initialize(self, first: RowWindows, rng: np.random.Generator) -> FitState:
+        """Check the counts, and start from states around the margins or from windows."""
+        state = self._describe_counts(first.counts, rng)
+        auxiliary = {**state.auxiliary, **first.list_arrays()}
+        return self._begin_fit(replace(state, auxiliary=auxiliary))
+
+    def _draw_start(
+        self, auxiliary: Arrays, n_components: int, start: int
+    ) -> BernoulliMixtureParams:
+        """Return states from clusters of windows, or random ones for every second start."""
+        params = super()._draw_start(auxiliary, n_components, start)
+        if n_components == 1 or start % 2:
+            return params
+        rng = np.random.default_rng([int(auxiliary["seed"][0]), n_components, start, 1])
+        margins = cumulate_planes(scipy.special.expit(auxiliary["margins"])[None], self.n_levels)
+        measured = np.zeros(0), np.zeros(0)
+        if params.gaussians is not None:
+            measured = params.gaussians.overall_means, params.gaussians.overall_deviations
+        shares, means = draw_clusters(auxiliary, margins[0], measured, n_components, rng)
+        if params.gaussians is not None:
+            params = replace(params, gaussians=replace(params.gaussians, means=means))
+        return replace(params, probabilities=shares)
 
     def _begin_params(self, params: BernoulliMixtureParams) -> HiddenMarkovParams:
         n_states = len(params.weights)
