@@ -83,7 +83,7 @@ its correlation with each. Traits of a loading pattern have their correlations a
 
 `--what edges`: one line per edge of a fitted tree with the number and the weight of the tree, the
 two features, and their mutual information in nats and their correlation under the tree. Of an ising
-fit, one line per edge of the network, with the coupling and its standard error, if it is known.
+fit, one line per edge of the network, with the coupling, its standard error and its stability.
 
 `--what information`: one line per level of the trait from −4 to 4, or in a fit with anchors up to
 four standard deviations from the mean, with the information of the test and of each item, the

@@ -781,6 +781,9 @@ class Ising(WeightedModelEstimator):
         Estimate the edges anew without a penalty: by pseudo-likelihood (`pseudo`), with
         standard errors, or by maximum likelihood (`likelihood`) for at most 200 features;
         or not (`none`).
+    draws
+        Number of bootstrap draws of the rows, each fitted with the penalties of the fit,
+        for the stability of edges and centrality.
     max_iter
         Maximum number of passes of a stage.
     tol
@@ -806,6 +809,7 @@ class Ising(WeightedModelEstimator):
     path: int
     rule: Literal["and", "or"]
     refit: Literal["none", "pseudo", "likelihood"]
+    draws: int
     max_iter: int
     tol: float
     binarize: float | Literal["mean"] | None
@@ -820,6 +824,8 @@ class Ising(WeightedModelEstimator):
     modes_: NDArray[np.float64]
     couplings_error_: NDArray[np.float64] | None
     thresholds_error_: NDArray[np.float64] | None
+    stability_: NDArray[np.float64] | None
+    centrality_interval_: NDArray[np.float64] | None
     log_z_: NDArray[np.float64] | None
     components_: NDArray[np.float64]
     def __init__(
@@ -832,6 +838,7 @@ class Ising(WeightedModelEstimator):
         path: int = 100,
         rule: Literal["and", "or"] = "and",
         refit: Literal["none", "pseudo", "likelihood"] = "none",
+        draws: int = 0,
         max_iter: int = 100,
         tol: float = 1e-09,
         binarize: float | Literal["mean"] | None = None,

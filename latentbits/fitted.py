@@ -492,8 +492,8 @@ class Edges(ResultDisplayMixin, dict[str, Any]):
     so it is phi for binary features. Both describe the features under the tree. Lines are sorted by
     tree, then by mutual information, the largest first.
 
-    A network has the columns `feature`, `neighbour`, `coupling` and `standard_error` instead; lines
-    are sorted by the size of the coupling.
+    A network has the columns `feature`, `neighbour`, `coupling`, `standard_error` and `stability`
+    instead; lines are sorted by the size of the coupling.
     """
 
     def _iter_display_items(self) -> DisplayItems:

@@ -89,12 +89,15 @@ class NetworkEdges(NamedTuple):
         Change of the log-odds of one if the other is 1 instead of 0.
     standard_error
         Standard error of the coupling; NaN if it is not known.
+    stability
+        Share of bootstrap draws in which the two share an edge; NaN without draws.
     """
 
     feature: Indices
     neighbour: Indices
     coupling: Array
     standard_error: Array
+    stability: Array
 
     def select(self, places: slice) -> NetworkEdges:
         """Return the edges at these places."""
@@ -103,12 +106,15 @@ class NetworkEdges(NamedTuple):
 
 def find_network_edges(model: HasNetwork, params: Any) -> NetworkEdges:
     """Return the edges of a fitted network."""
-    couplings, errors = model.get_network(params)
+    couplings, *others = model.get_network(params)
     feature, neighbour = np.nonzero(np.triu(couplings))
     order = np.argsort(-np.abs(couplings[feature, neighbour]), kind="stable")
     feature, neighbour = feature[order], neighbour[order]
-    known = np.full(len(order), np.nan) if errors is None else errors[feature, neighbour]
-    return NetworkEdges(feature, neighbour, couplings[feature, neighbour], known)
+    errors, stability = (
+        np.full(len(order), np.nan) if values is None else values[feature, neighbour]
+        for values in others
+    )
+    return NetworkEdges(feature, neighbour, couplings[feature, neighbour], errors, stability)
 
 
 def make_edge_columns(
@@ -130,6 +136,7 @@ def make_edge_columns(
             "neighbour": [names[i] for i in network.neighbour.tolist()],
             "coupling": network.coupling,
             "standard_error": network.standard_error,
+            "stability": network.stability,
         }
     edges = find_tree_edges(model, params, features, source)
     return {

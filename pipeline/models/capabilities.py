@@ -267,10 +267,13 @@ class FeatureNetwork(NamedTuple):
         symmetric; 0 without an edge.
     standard_errors
         Their standard errors, of the same shape; None if they are not known.
+    stability
+        Share of bootstrap draws in which two features share an edge; None without draws.
     """
 
     couplings: Array
     standard_errors: Array | None
+    stability: Array | None
 
 
 @runtime_checkable

@@ -174,21 +174,27 @@ def _count_shown(edges: NetworkEdges, layout: ImageLayout | None) -> int:
 
 def make_network_table(edges: NetworkEdges, names: Sequence[str]) -> TextTable:
     """List the strongest edges."""
-    has_errors, rows = bool(np.isfinite(edges.standard_error).any()), []
+    further = [
+        (name, values, text)
+        for name, values, text in (
+            ("standard error", edges.standard_error, "{:.3f}"),
+            ("chosen in draws", 100 * edges.stability, "{:.0f} %"),
+        )
+        if np.isfinite(values).any()
+    ]
+    rows = []
     for k in range(min(_MAX_TABLE_ROWS, len(edges.feature))):
         coupling, ratio = float(edges.coupling[k]), float(np.exp(edges.coupling[k]))
-        error = f"{edges.standard_error[k]:.3f}".replace("nan", "–")
         own = f"{coupling:.3f}".replace("-", "−"), format_number(ratio, 3)
         pair = names[edges.feature[k]], names[edges.neighbour[k]]
-        rows.append((*pair, *own, *([error] if has_errors else [])))
-    columns = ("feature", "neighbour", "coupling", "odds ratio")
+        rows.append((*pair, *own, *(text.format(values[k]) for _, values, text in further)))
+    columns = ("feature", "neighbour", "coupling", "odds ratio", *(name for name, *_ in further))
     note = (
         "If one of the two features is 1 instead of 0, the odds of the other are multiplied by "
         "the odds ratio, the exponential of the coupling, given all other features. The command "
         f"latentbits export --what edges writes all {len(edges.feature):,} edges."
     )
-    more = ("standard error",) if has_errors else ()
-    return TextTable("Strongest edges", (*columns, *more), tuple(rows), note, True)
+    return TextTable("Strongest edges", columns, tuple(rows), note, True)
 
 
 def iter_network_sentences(

@@ -27,6 +27,9 @@ J          couplings       (n_features, n_features), symmetric, 0 on the diagona
 log Z      log_z           (): for at most 20 features
 =========  ==============  ===================================================
 
+`stability` is the share of bootstrap draws in which two features share an edge, and
+`centrality_interval` the central 95 % of Σ_j |J_ij| over the draws; see `bootstrap`.
+
 The penalty of a regression is per row, λ Σ_j s_j |b_j| or λ / 2 Σ_j s_j² b_j² for `penalty=ridge`,
 where s_j is the standard deviation of x_j, as in glmnet. The path has glmnet's range, from the
 largest penalty that leaves a neighbour to 1/10,000 of it, or 1/100 if there are fewer rows than
@@ -35,8 +38,9 @@ features. It has no early stop.
 All regressions, for all features and penalties, take Newton's steps at the same time, so that few
 passes serve the whole path. A pass sums their gradients, and the information about the coefficients
 that are not 0. The regressions of more than 128 features consider 64 neighbours each, those that a
-linear regression on all features finds; a further pass then computes the gradients by all features,
-and adds those that should be neighbours.
+linear regression on all features finds, and their path ends where it has more. A further pass then
+computes the gradients of the chosen regressions by all features, and adds those that should be
+neighbours.
 
 The codes of a row are √λ_k v_kᵀ (x − mean), of the leading eigenvectors v_k of J. They are the
 expectations, up to a constant, of the Gaussian variables that would explain the couplings (M.
@@ -73,6 +77,12 @@ from pipeline.learning.convergence import (
 )
 from pipeline.models.base import Model
 from pipeline.models.capabilities import FeatureNetwork, LogLikelihood
+from pipeline.models.ising.bootstrap import (
+    find_centrality_interval,
+    repeat_regressions,
+    sum_draws,
+    take_draw,
+)
 from pipeline.models.ising.moments import MAX_FEATURES, match_moments
 from pipeline.models.ising.regressions import (
     make_regressions,
@@ -94,7 +104,7 @@ from pipeline.numerics.bits import kernels
 from pipeline.numerics.logistic.node_regressions import (
     Regressions,
     RegressionSums,
-    follow_linear_paths,
+    follow_linear_path,
     sum_regressions,
     take_newton_steps,
 )
@@ -125,7 +135,9 @@ _LARGE = 8.0  # a coefficient by which the odds change 3,000-fold
 _SAMPLING_CHAINS, _BURN_IN, _SWEEPS_BETWEEN_SAMPLES = 5000, 300, 10
 # Chains, times that their energies are taken at each temperature, and sweeps before each time.
 _HEAT_CHAINS, _HEAT_DRAWS, _HEAT_SWEEPS = 1000, 9, 5
+_BY_REGRESSION = ("lasso", "ridge", "objectives", "nats", "gains", "best_values")
 _UNKNOWN = 1e300  # a gain, or minus an objective; stored numbers are finite
+_MAX_DIFFERENCE = 0.01  # of moments of Gibbs chains
 _NOT_WORSE = 1e-12  # relative change of an objective by rounding
 _SHARE = NumberRange(minimum=0, maximum=1)
 
@@ -142,6 +154,8 @@ class IsingParams:
     modes: Array = array_field("feature", "component")
     couplings_error: Array | None = optional_array_field("feature", "feature_j")
     thresholds_error: Array | None = optional_array_field("feature")
+    stability: Array | None = optional_array_field("feature", "feature_j", allowed=_SHARE)
+    centrality_interval: Array | None = optional_array_field("bound", "feature")
     log_z: Array | None = optional_array_field()
 
 
@@ -175,6 +189,9 @@ class Ising(Model):
     refit
         Estimate the edges anew without a penalty: by pseudo-likelihood (`pseudo`), with standard
         errors, or by maximum likelihood (`likelihood`) for at most 200 features; or not (`none`).
+    draws
+        Number of bootstrap draws of the rows, each fitted with the penalties of the fit, for the
+        stability of edges and centrality.
     max_iter
         Maximum number of passes of a stage.
     tol
@@ -197,6 +214,7 @@ class Ising(Model):
     path: int = setting(100, minimum=2)
     rule: Literal["and", "or"] = "and"
     refit: Literal["none", "pseudo", "likelihood"] = "none"
+    draws: int = setting(0, minimum=0)
     max_iter: int = setting(100, minimum=1)
     tol: float = setting(1e-9, above=0, below=1)
 
@@ -213,7 +231,8 @@ class Ising(Model):
         is_path = self.penalty == "lasso" and self.strength is None
         n_regressions = n_features * (self.path if is_path else 1)
         n_active = n_columns // 2 if self.penalty == "lasso" else n_features
-        sums = n_regressions * (3 * n_columns + n_active**2)
+        n_regressions = max(n_regressions, n_features * self.draws)
+        sums = n_regressions * (3 * n_columns + n_active**2) + self.draws * n_features**2
         return 8 * (n_features**2 * (2 * n_threads + 8) + sums * (n_threads + 2))
 
     def estimate_work(
@@ -263,9 +282,15 @@ class Ising(Model):
         words = np.ascontiguousarray(rows.words)
         if "checks" in working:
             return NetworkSums(*sizes, 0.0, {"products": sum_products(words, weights, regressions)})
-        sums = sum_regressions(words, weights, regressions)
+        if "n_draws" in working:
+            n_draws = int(working["n_draws"])
+            sums, totals = sum_draws(words, weights, rows.rows, rng, regressions, n_draws)
+            values = {**sums._asdict(), "draw_weights": totals}
+        else:
+            sums = sum_regressions(words, weights, regressions)
+            values = sums._asdict()
         objective = float(sums.nats.sum() + working["constant"] * rows.weight)
-        return NetworkSums(*sizes, objective / float(working["path"]), sums._asdict())
+        return NetworkSums(*sizes, objective / float(working["path"]), values)
 
     def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
         """Stop once no regression has anything to gain; counts and checks take one pass."""
@@ -286,16 +311,20 @@ class Ising(Model):
             return state
         if "is_last" in state.working:
             own, information = read_regressions(state.working), statistics.values["information"]
+            if not self._has_errors(own):
+                return state
             inverses = {"inverses": invert_information(own, information)}
             return replace(state, auxiliary={**state.auxiliary, **inverses})
         return self._step(state, statistics)
 
     def _step(self, state: FitState, statistics: NetworkSums) -> FitState:
         """Take Newton's steps; a regression whose last step was too long goes half of it back."""
-        own, before = read_regressions(state.working), state.auxiliary
-        sums = RegressionSums(**statistics.values)
+        own, before, values = read_regressions(state.working), state.auxiliary, statistics.values
+        sums = RegressionSums(*(values[name] for name in RegressionSums._fields))
+        totals = values.get("draw_weights", np.array([statistics.weight]))
+        weights = np.repeat(np.maximum(totals, 1e-300), len(own.groups) // len(totals))
         penalties = sum_penalties(own, before["scales"], before["lasso"], before["ridge"])
-        objectives = sums.nats / statistics.weight - penalties
+        objectives = sums.nats / weights - penalties
         best = before["objectives"]
         is_worse = own.is_running & (objectives < best - _NOT_WORSE * np.abs(best))
         is_moving = own.is_running & ~is_worse
@@ -305,7 +334,7 @@ class Ising(Model):
             own,
             own.square_places,
             sums,
-            statistics.weight,
+            weights,
             before["scales"],
             before["lasso"],
             before["ridge"],
@@ -334,6 +363,8 @@ class Ising(Model):
         constant = np.where(own.is_running, -penalties, auxiliary["objectives"]).sum()
         n_penalties = len(own.groups) / max(len(own.targets), 1)
         shared = {"constant": np.array(constant), "path": np.array(max(n_penalties, 1.0))}
+        if "n_draws" in state.working:
+            shared["n_draws"] = state.working["n_draws"]
         return replace(state, working={**own._asdict(), **shared}, auxiliary=auxiliary)
 
     def objective(self, params: IsingParams, statistics: NetworkSums) -> float:
@@ -349,7 +380,11 @@ class Ising(Model):
             return self._begin_path(state, statistics)
         if "products" in statistics.values:
             found = self._add_neighbours(state, statistics)
-            return self._begin_refit(state) if found is None else found
+            return self._begin_draws(state) if found is None else found
+        if "n_draws" in state.working:
+            return self._begin_refit(self._end_draws(state))
+        if state.is_on_sample:
+            return None
         if "is_last" in state.working or state.auxiliary["gains"].max(initial=0.0) > self.tol:
             return None
         is_refit = "is_edge" in state.auxiliary
@@ -357,13 +392,51 @@ class Ising(Model):
         if is_wide and not is_refit and int(state.auxiliary["n_checks"]) < _MOST_CHECKS:
             state = self._choose_penalties(state)
             return replace(state, working={**state.working, "checks": np.array(True)})
-        return self._begin_last_pass(state) if is_refit else self._begin_refit(state)
+        return self._begin_last_pass(state) if is_refit else self._begin_draws(state)
+
+    def _begin_draws(self, state: FitState) -> FitState | None:
+        """Begin to fit the regressions to bootstrap draws, if there are any."""
+        state = self._choose_penalties(state)
+        own, before = read_regressions(state.working), state.auxiliary
+        if not self.draws or not len(own.targets):
+            return self._begin_refit(state)
+        repeated, n = repeat_regressions(own, self.draws), self.draws * len(own.targets)
+        fitted = {**own._asdict(), **{name: before[name] for name in _BY_REGRESSION}}
+        auxiliary = {
+            **before,
+            **{f"fitted_{name}": values for name, values in fitted.items()},
+            "lasso": np.tile(before["lasso"], self.draws),
+            "ridge": np.tile(before["ridge"], self.draws),
+            "objectives": np.full(n, -_UNKNOWN),
+            "nats": np.full(n, -_UNKNOWN),
+            "gains": np.full(n, _UNKNOWN),
+            "best_values": repeated.values,
+        }
+        working = {"n_draws": np.array(self.draws)}
+        return self._place(replace(state, working=working), repeated, auxiliary)
+
+    def _end_draws(self, state: FitState) -> FitState:
+        """Keep the stability of edges, and return to the regressions of all rows."""
+        own, n = read_regressions(state.working), len(state.params.shares)
+        couplings = np.empty((self.draws, n, n), np.float32)
+        stability = np.zeros((n, n))
+        for draw in range(self.draws):
+            slopes, _ = _place_values(take_draw(own, draw, self.draws), n)
+            is_edge = self._find_edges(slopes)
+            stability += is_edge / self.draws
+            couplings[draw] = np.where(is_edge, (slopes + slopes.T) / 2, 0.0)
+        prefix, before = "fitted_", state.auxiliary
+        auxiliary = {name: values for name, values in before.items() if prefix not in name}
+        auxiliary |= {name: before[prefix + name] for name in _BY_REGRESSION}
+        auxiliary["stability"] = np.minimum(stability, 1.0)
+        auxiliary["centrality_interval"] = find_centrality_interval(couplings)
+        fitted = Regressions(*(before[prefix + name] for name in Regressions._fields))
+        return self._place(replace(state, working={}), fitted, auxiliary)
 
     def _begin_refit(self, state: FitState) -> FitState | None:
         """Begin to estimate the edges without a penalty."""
         if self.refit == "none" or self.penalty == "none":
             return self._begin_last_pass(state)
-        state = self._choose_penalties(state)
         own, n = read_regressions(state.working), len(state.params.shares)
         slopes, thresholds = _place_values(own, n)
         is_edge = self._find_edges(slopes)
@@ -387,15 +460,19 @@ class Ising(Model):
         return self._place(state, refit, auxiliary)
 
     def _begin_last_pass(self, state: FitState) -> FitState | None:
-        """Begin the pass that sums the information for standard errors, if there are any."""
+        """Begin the pass that sums the information for standard errors, and ends draws."""
         own = read_regressions(state.working)
-        has_errors = self.penalty == "none" or self.refit == "pseudo"
-        too_many = (np.diff(own.places) ** 2).sum() > MAX_INVERSES
-        if self.refit == "likelihood" or not has_errors or too_many or not len(own.targets):
+        if not (self._has_errors(own) or "stability" in state.auxiliary):
             return None
         running = own._replace(is_running=np.ones_like(own.is_running))
         state = self._place(state, running, state.auxiliary)
         return replace(state, working={**state.working, "is_last": np.array(True)})
+
+    def _has_errors(self, own: Regressions) -> bool:
+        """Return whether regressions without a penalty have standard errors."""
+        is_pseudo = self.refit == "pseudo" or (self.penalty == "none" and self.refit == "none")
+        n_entries = (np.diff(own.places) ** 2).sum()
+        return is_pseudo and 0 < n_entries <= MAX_INVERSES
 
     def _find_edges(self, slopes: Array) -> NDArray[np.bool_]:
         """Return which features share an edge, given the coefficients of all regressions."""
@@ -403,6 +480,24 @@ class Ising(Model):
         return (
             is_neighbour & is_neighbour.T if self.rule == "and" else is_neighbour | is_neighbour.T
         )
+
+    def count_sample_rows(self, state: FitState) -> int:
+        """Return 1: any sample of the usual size tells where the path roughly is."""
+        return 1
+
+    def draw_sample_starts(self, state: FitState) -> tuple[FitState]:
+        """Return the state itself, with the number of its warnings."""
+        n_warnings = {"n_warnings": np.array(len(state.warnings))}
+        return (replace(state, auxiliary={**state.auxiliary, **n_warnings}),)
+
+    def leave_sample(self, state: FitState, statistics: NetworkSums) -> FitState:
+        """Return to the counts, of all rows; the path then starts from that of the sample."""
+        own, before = read_regressions(state.working), state.auxiliary
+        own = own._replace(is_running=before["nats"] > -_UNKNOWN)
+        sample = {f"sample_{name}": values for name, values in own._asdict().items()}
+        kept = {name: before[name] for name in ("incomplete", "seed")}
+        warnings = state.warnings[: int(before["n_warnings"])]
+        return replace(state, working={}, auxiliary={**kept, **sample}, warnings=warnings)
 
     def _begin_path(self, state: FitState, counts: NetworkSums) -> FitState:
         """Start the regressions of all features and penalties near those of linear regressions."""
@@ -431,27 +526,39 @@ class Ising(Model):
         covariance = np.where(np.outer(*2 * [(ones > 0) & (ones < weight)]), covariance, 0.0)
         scales = np.sqrt(np.diagonal(covariance))
         params = replace(state.params, shares=shares, thresholds=_bound_logits(ones, weight))
-        own, lasso, ridge = self._start_regressions(covariance, scales, shares, weight)
+        sample = _read_sample(state.auxiliary, len(ones))
+        own, lasso, ridge = self._start_regressions(covariance, scales, shares, weight, sample)
         n = len(own.groups)
         auxiliary = {
             "seed": state.auxiliary["seed"],
+            "incomplete": state.auxiliary["incomplete"],
+            "n_warnings": state.auxiliary.get("n_warnings", np.array(0)),
             "weight": np.array(weight),
             "covariance": covariance,
             "scales": scales,
             "lasso": lasso,
             "ridge": ridge,
-            "objectives": np.full(n, -_UNKNOWN),
+            "objectives": np.where(own.is_running, -_UNKNOWN, 0.0),
             "best_values": own.values,
-            "nats": np.zeros(n),
-            "gains": np.full(n, _UNKNOWN),
+            "nats": np.full(n, -_UNKNOWN),
+            "gains": np.where(own.is_running, _UNKNOWN, 0.0),
             "n_checks": np.array(0),
         }
         return self._place(replace(state, params=params, warnings=tuple(warnings)), own, auxiliary)
 
     def _start_regressions(
-        self, covariance: Array, scales: Array, shares: Array, weight: float
+        self,
+        covariance: Array,
+        scales: Array,
+        shares: Array,
+        weight: float,
+        sample: Mapping[int, Array],
     ) -> tuple[Regressions, Array, Array]:
-        """Return the regressions, and λ of the lasso and of ridge of each."""
+        """Return the regressions, and λ of the lasso and of ridge of each.
+
+        `sample` has the coefficients of each target for the first penalties, if a sample of the
+        rows was fitted: intercepts and those of all features, (n_penalties, 1 + n_features).
+        """
         (targets,) = np.nonzero(scales)
         p = len(targets)
         if p < 2:
@@ -460,23 +567,29 @@ class Ising(Model):
         strengths = self._list_strengths(covariance, scales, weight)
         n_penalties = strengths.shape[1]
         columns, values, is_lasso = [], [], self.penalty == "lasso"
+        is_wide, is_running = p > _NARROW, np.ones(strengths.shape, np.bool_)
         for i, share in enumerate(shares[targets]):
             slopes = np.zeros((n_penalties, p))
             candidates = np.delete(np.arange(p), i)
             if is_lasso:
-                penalties = strengths[i, :, None] * scales
-                follow_linear_paths(covariance, i, penalties, slopes)
+                penalties, most = strengths[i, :, None] * scales, _CANDIDATES if is_wide else p
+                n_followed = follow_linear_path(covariance, i, penalties, most, slopes)
                 slopes = np.clip(slopes / scales[i] ** 2, -_MAX_START, _MAX_START)
-                if p > _NARROW:
-                    size = np.abs(slopes[-1] * scales)
+                if is_wide:
+                    is_running[i, n_followed:] = False
+                    size = np.abs(slopes[n_followed - 1] * scales)
                     size[i] = -1.0
                     candidates = np.sort(np.argsort(-size, kind="stable")[:_CANDIDATES])
-            slopes = slopes[:, candidates]
-            intercepts = logit(share) - slopes @ shares[targets][candidates]
-            columns.append(targets[candidates])
+            slopes, own_columns = slopes[:, candidates], targets[candidates]
+            intercepts = logit(share) - slopes @ shares[own_columns]
+            columns.append(own_columns)
             values.append(np.column_stack([intercepts, slopes]))
+            known = sample.get(int(targets[i]), np.zeros((0, 0)))
+            if len(known):
+                places = np.minimum(np.arange(n_penalties), len(known) - 1)
+                values[-1] = known[places][:, np.append(0, 1 + own_columns)]
         own = make_regressions(targets, columns, values, all_active=not is_lasso)
-        flat = strengths.ravel()
+        own, flat = own._replace(is_running=is_running.ravel()), strengths.ravel()
         if is_lasso:
             return own, flat, np.zeros(len(flat))
         return own, np.zeros(len(flat)), np.maximum(flat, _LEAST_RIDGE)
@@ -556,10 +669,20 @@ class Ising(Model):
             couplings=np.where(self._find_edges(slopes), (slopes + slopes.T) / 2, 0.0),
             slopes=slopes,
             strengths=strengths,
+            stability=auxiliary.get("stability"),
+            centrality_interval=auxiliary.get("centrality_interval"),
         )
         warnings = self._warn(slopes, int(np.count_nonzero(params.couplings)), len(own.targets))
         if self.refit == "likelihood" and len(own.targets):
-            params = _maximize_likelihood(params, own.targets, auxiliary)
+            params, largest = _maximize_likelihood(params, own.targets, auxiliary)
+            if largest > _MAX_DIFFERENCE:
+                text = (
+                    "the margins or covariances of Gibbs chains differ by up to "
+                    f"{largest:.2g} from those of the data, because the chains mix too slowly, as "
+                    "they do if features determine each other; do not rely on these couplings, use "
+                    "{refit=pseudo}"
+                )
+                warnings = (*warnings, FitWarning(text))
         n_components = params.modes.shape[1]
         is_free_of_penalty = self.penalty == "none" or "is_edge" in auxiliary
         diagnostics = {
@@ -682,7 +805,7 @@ class Ising(Model):
 
     def get_network(self, params: IsingParams) -> FeatureNetwork:
         """Return the couplings."""
-        return FeatureNetwork(params.couplings, params.couplings_error)
+        return FeatureNetwork(params.couplings, params.couplings_error, params.stability)
 
     def compute_heat_capacity(self, params: IsingParams, temperatures: Array) -> Array | None:
         """Return the variance of the energy per feature and T², (n_temperatures,).
@@ -756,8 +879,31 @@ def _place_values(own: Regressions, n_features: int) -> tuple[Array, Array]:
     return slopes, intercepts
 
 
-def _maximize_likelihood(params: IsingParams, free: Indices, auxiliary: Arrays) -> IsingParams:
-    """Match the moments of the model and the data; constant features have no edges."""
+def _read_sample(auxiliary: Arrays, n_features: int) -> Mapping[int, Array]:
+    """Return the coefficients that a sample gave each target, for the penalties that it fitted.
+
+    They are (n_penalties, 1 + n_features) of each, the intercept first.
+    """
+    if "sample_targets" not in auxiliary:
+        return {}
+    own = Regressions(*(auxiliary[f"sample_{name}"] for name in Regressions._fields))
+    found: dict[int, Array] = {}
+    for g, target in enumerate(own.targets.tolist()):
+        rows = np.flatnonzero((own.groups == g) & own.is_running)
+        columns = np.append(0, 1 + own.columns[own.starts[g] : own.starts[g + 1]])
+        found[target] = np.zeros((len(rows), 1 + n_features))
+        for place, r in enumerate(rows.tolist()):
+            found[target][place, columns] = own.values[own.places[r] : own.places[r + 1]]
+    return found
+
+
+def _maximize_likelihood(
+    params: IsingParams, free: Indices, auxiliary: Arrays
+) -> tuple[IsingParams, float]:
+    """Match the moments of the model and the data; return the largest difference too.
+
+    Constant features have no edges.
+    """
     square = np.ix_(free, free)
     shares = params.shares[free]
     joint = auxiliary["covariance"][square] + np.outer(shares, shares)
@@ -768,14 +914,15 @@ def _maximize_likelihood(params: IsingParams, free: Indices, auxiliary: Arrays) 
     thresholds[free], couplings[square] = matched.thresholds, matched.couplings
     params = replace(params, thresholds=thresholds, couplings=couplings)
     if matched.covariance is None:
-        return params
+        return params, matched.largest_difference
     errors = np.sqrt(np.diagonal(matched.covariance) / float(auxiliary["weight"]))
     thresholds_error, couplings_error = np.zeros_like(thresholds), np.zeros_like(couplings)
     left, right = np.nonzero(np.triu(own != 0))
     thresholds_error[free] = errors[: len(free)]
     couplings_error[free[left], free[right]] = errors[len(free) :]
     couplings_error += couplings_error.T
-    return replace(params, couplings_error=couplings_error, thresholds_error=thresholds_error)
+    errors_by_name = {"couplings_error": couplings_error, "thresholds_error": thresholds_error}
+    return replace(params, **errors_by_name), matched.largest_difference
 
 
 def find_modes(couplings: Array, n_components: int) -> Array:

@@ -39,11 +39,14 @@ class MatchedMoments(NamedTuple):
     covariance
         Inverse of the information of one row about the thresholds and then the edges, in the order
         of `numpy.triu_indices`; None if it is not known.
+    largest_difference
+        Largest difference of a mean or of a covariance of an edge from that of the data.
     """
 
     thresholds: Array
     couplings: Array
     covariance: Array | None
+    largest_difference: float
 
 
 def match_moments(
@@ -73,7 +76,7 @@ def _enumerate(
     target = np.concatenate([np.diagonal(joint), joint[left, right]])
     theta = np.concatenate([thresholds, couplings[left, right]])
     objective, change, size = -np.inf, np.zeros_like(theta), 1.0
-    covariance = np.eye(len(theta))
+    covariance, mean = np.eye(len(theta)), target
     for _ in range(_NEWTON_STEPS):
         nats = T @ theta
         log_z = np.logaddexp.reduce(nats)
@@ -95,7 +98,7 @@ def _enumerate(
             break
     matched = np.zeros((n, n))
     matched[left, right] = matched[right, left] = theta[n:]
-    return MatchedMoments(theta[:n], matched, covariance)
+    return MatchedMoments(theta[:n], matched, covariance, float(np.abs(target - mean).max()))
 
 
 def _follow_chains(
@@ -112,7 +115,7 @@ def _follow_chains(
     chains = (rng.random((_CHAINS, n)) < margins).astype(np.uint8)
     nothing, draw = np.zeros(_CHAINS), 0
     betas = np.minimum(np.linspace(0, 2, 101), 1.0)
-    sums = np.zeros(n), np.zeros((n, n))
+    sums, off = (np.zeros(n), np.zeros((n, n))), np.zeros((n, n))
     for step in range(_STEPS):
         check_cancelled()
         run_chains(thresholds, couplings, start, key, draw, betas, chains, nothing)
@@ -128,5 +131,7 @@ def _follow_chains(
         thresholds = thresholds + size * (margins - means) / variances - change @ margins
         if step >= _STEPS // 2:
             sums = sums[0] + thresholds, sums[1] + couplings
+            off += np.where(is_edge, covariance - found, 0.0) + np.diag(margins - means)
     n_kept = _STEPS - _STEPS // 2
-    return MatchedMoments(sums[0] / n_kept, sums[1] / n_kept, None)
+    largest = float(np.abs(off).max()) / n_kept
+    return MatchedMoments(sums[0] / n_kept, sums[1] / n_kept, None, largest)

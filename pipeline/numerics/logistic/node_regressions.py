@@ -160,24 +160,28 @@ def _fill_residuals(
 ) -> float:
     """Fill in w (x − p) and w p (1 − p) of each row; return Σ w log P(x)."""
     n = len(target)
-    inputs, total = residuals[:n], 0.0
+    inputs, nats = residuals[:n], curvature[:n]
     inputs[:] = values[0]
     for k in range(1, len(values)):
         if values[k] != 0.0:
             for row in range(n):
                 inputs[row] += values[k] * X[k, row]
-    for row in range(n):
-        # With e = exp(−|a|), the likelier outcome has probability 1 / (1 + e).
-        a, weight = inputs[row], weights[row]
+    for row in range(n):  # log P, without a sum, which would not be vectorized
+        a = inputs[row]
         e = exp_minus(abs(a))
-        likelier = 1.0 / (1.0 + e)
-        p = likelier if a >= 0.0 else e * likelier
         z = e / (2.0 + e)  # log(1 + e) = 2 artanh(z), with z at most ⅓
         square, series = z * z, 0.0
         for k in range(15, -1, -1):
             series = series * square + 1.0 / (2 * k + 1)
         missed = target[row] if a < 0.0 else 1.0 - target[row]
-        total -= weight * (missed * abs(a) + 2.0 * z * series)
+        nats[row] = -missed * abs(a) - 2.0 * z * series
+    total = _dot(weights, nats)
+    for row in range(n):
+        # The likelier outcome has probability 1 / (1 + exp(−|a|)).
+        a, weight = inputs[row], weights[row]
+        e = exp_minus(abs(a))
+        likelier = 1.0 / (1.0 + e)
+        p = likelier if a >= 0.0 else e * likelier
         residuals[row] = weight * (target[row] - p)
         curvature[row] = weight * p * (1.0 - p)
     return total
@@ -241,7 +245,7 @@ def take_newton_steps(
     regressions: Regressions,
     square_places: Indices,
     sums: RegressionSums,
-    weight: float,
+    weights: Array,
     scales: Array,
     lasso: Array,
     ridge: Array,
@@ -254,8 +258,8 @@ def take_newton_steps(
 
     Parameters
     ----------
-    regressions, square_places, sums, weight
-        The regressions, their sums over the rows, and the weight of the rows.
+    regressions, square_places, sums, weights
+        The regressions, their sums over the rows, and the weight of these rows, (n_regressions,).
     scales
         s_j of each feature, (n_features,).
     lasso, ridge
@@ -278,11 +282,11 @@ def take_newton_steps(
             own_scales[k] = scales[columns[starts[g] + k - 1]]
         old, was_active = regressions.values[own], regressions.is_active[own]
         active = np.flatnonzero(was_active)
-        gradient = sums.gradients[own] / weight - ridge[r] * own_scales**2 * old
+        gradient = sums.gradients[own] / weights[r] - ridge[r] * own_scales**2 * old
         information = np.empty((len(active), len(active)))
         for a in range(len(active)):
             for b in range(a + 1):
-                entry = sums.information[square_places[r] + a * len(active) + b] / weight
+                entry = sums.information[square_places[r] + a * len(active) + b] / weights[r]
                 information[a, b] = information[b, a] = entry
             information[a, a] += ridge[r] * own_scales[active[a]] ** 2
         penalties = lasso[r] * own_scales[active]
@@ -328,11 +332,15 @@ def _solve(information: Array, gradient: Array, old: Array, penalties: Array) ->
 
 
 @_kernel
-def follow_linear_paths(covariance: Array, target: int, penalties: Array, slopes: Array) -> None:
+def follow_linear_path(
+    covariance: Array, target: int, penalties: Array, most: int, slopes: Array
+) -> int:
     """Fill in the lasso of a linear regression on all other features, for a path of penalties.
 
     Features have the covariance (n_features, n_features); `penalties` is λ s_j, (n_penalties,
     n_features), and `slopes` has the same shape. A feature without variance has the slope 0.
+    Return the number of penalties up to the first that leaves more than `most` neighbours, which
+    ends the path.
     """
     n = len(covariance)
     slope, left = np.zeros(n), covariance[target].copy()
@@ -352,3 +360,6 @@ def follow_linear_paths(covariance: Array, target: int, penalties: Array, slopes
             if largest < 1e-8 * covariance[target, target]:
                 break
         slopes[place] = slope
+        if (slope != 0).sum() > most:
+            return place + 1
+    return len(penalties)

@@ -18,7 +18,7 @@ FACTS = Facts(
         {"penalty": "none", "refit": "likelihood"},
         {"penalty": "ridge", "strength": 0.01},
         {"strength": 0.02, "rule": "or", "refit": "pseudo"},
-        {"gamma": 0.0, "path": 5},
+        {"gamma": 0.0, "path": 5, "draws": 2},
     ),
     flexible={"penalty": "none", "refit": "likelihood"},
     consistent={"penalty": "none"},

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy
 from numpy.typing import NDArray
 from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
@@ -116,6 +117,43 @@ def test_wide_data_get_neighbours_that_few_candidates_miss(monkeypatch: Any) -> 
     found = fit(X, strength=strength)
     np.testing.assert_allclose(found.params.slopes, expected.slopes, atol=1e-6)
     assert found.converged
+
+
+def test_a_start_on_a_sample_ends_at_the_same_optimum(monkeypatch: Any) -> None:
+    X = draw_rows(1500, 7)
+    expected = fit(X, path=20)
+    monkeypatch.setattr("pipeline.fitting.sample_start.MIN_ROWS", 1000)
+    monkeypatch.setattr("pipeline.fitting.sample_start.MIN_SAMPLE", 300)
+    found = fit(X, path=20)
+    assert found.diagnostics["sample_rows"] < 400
+    np.testing.assert_allclose(found.params.couplings, expected.params.couplings, atol=1e-6)
+    np.testing.assert_allclose(found.params.strengths, expected.params.strengths, rtol=1e-9)
+
+
+def test_bootstrap_draws_are_fits_to_rows_that_count_several_times() -> None:
+    X = draw_rows(400, 6)
+    found = fit(X, penalty="none", draws=1).params
+    # The counts are quantiles of Poisson variables, from the keyed draws of each row.
+    uniform = RowRandom(0, 1 << 33).stream("draw 0").uniform(np.arange(400), 1)[:, 0]
+    counts = scipy.stats.poisson.ppf(uniform, 1.0).astype(np.int64)
+    drawn = fit(np.repeat(X, counts, axis=0), penalty="none").params
+    centrality = np.abs(drawn.couplings).sum(axis=0)
+    np.testing.assert_allclose(found.centrality_interval, [centrality] * 2, rtol=1e-5)
+    np.testing.assert_array_equal(found.stability, 1 - np.eye(6))
+    plain = fit(X, penalty="none").params
+    np.testing.assert_allclose(found.couplings, plain.couplings, rtol=1e-9)
+    np.testing.assert_allclose(found.couplings_error, plain.couplings_error, rtol=1e-6)
+
+
+def test_edges_that_are_clear_are_stable() -> None:
+    X = draw_rows(1500, 7)
+    params = fit(X, path=20, draws=40).params
+    is_edge = params.couplings != 0
+    assert (params.stability[np.abs(params.couplings) > 0.5] == 1).all()
+    assert params.stability[~is_edge].max() < 0.8
+    centrality = np.abs(params.couplings).sum(axis=1)
+    low, high = params.centrality_interval
+    assert ((low <= centrality) & (centrality <= high)).all()
 
 
 def test_likelihoods_and_moments_are_those_of_enumeration() -> None:
