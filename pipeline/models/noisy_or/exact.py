@@ -114,12 +114,27 @@ def has_few_on(params: NoisyOrParams, X: Bits) -> bool:
     by_layer = _sum_layers(params, sums, max_states)
     for layer, layer_sums in enumerate(by_layer, 1):
         n_on, rows = list_layer_states(params, layer, max_states).sum(axis=1), layer_sums.rows
-        is_top = layer == len(by_layer)
-        largest = len(params.group_sizes) if is_top else params.sizes[layer]
-        is_last = (n_on == n_on.max()) & (n_on.max() < largest)
+        is_last = (n_on == n_on.max()) & (n_on.max() < _count_groups(params, layer))
         if rows[is_last].sum() > _MAX_LAST_SHARE * rows.sum():
             return False
     return True
+
+
+def sums_all_states(params: NoisyOrParams) -> bool:
+    """Return whether sums are over all states that units can have, so that they are exact.
+
+    Many units of an exclusive group have few states.
+    """
+    if can_enumerate(params.sizes) or not can_sum_states(params.sizes):
+        return can_enumerate(params.sizes)
+    max_states, layers = choose_max_states(params.sizes), range(1, len(params.sizes))
+    n_on = [list_layer_states(params, k, max_states).sum(axis=1).max() for k in layers]
+    return all(n == _count_groups(params, k) for k, n in zip(layers, n_on, strict=True))
+
+
+def _count_groups(params: NoisyOrParams, layer: int) -> int:
+    """Return the largest number of units of a layer that can be on."""
+    return len(params.group_sizes) if layer == len(params.weights) else params.sizes[layer]
 
 
 class WeightedRows(NamedTuple):

@@ -109,6 +109,7 @@ from pipeline.models.noisy_or.exact import (
     maximize,
     pack_params,
     sum_by_state,
+    sums_all_states,
     unpack_params,
 )
 from pipeline.models.noisy_or.gibbs import (
@@ -526,7 +527,7 @@ class NoisyOr(Model):
         }
         unused = find_unused_units(params, sample, n_samples)
         warnings = _warn_about_unused_units(params, unused, self.prune)
-        if can_enumerate(params.sizes):
+        if sums_all_states(params):
             diagnostics |= {"objective_is": "exact log-likelihood"}
         elif state.working["sums_states"]:
             diagnostics |= {"objective_is": "lower bound of the log-likelihood"}
@@ -559,7 +560,7 @@ class NoisyOr(Model):
     def count_free_parameters(self, state: FitState) -> int | None:
         """Count the weights and the leaks that are learned; None if units are drawn."""
         params: NoisyOrParams = state.params
-        if not can_enumerate(params.sizes):
+        if not sums_all_states(params):
             return None
         learned = params.leaks if self.learns_leaks(params.sizes) else params.leaks[-1:]
         return sum(part.size for part in (*params.weights, *learned))
@@ -571,6 +572,9 @@ class NoisyOr(Model):
         X, network = unpack_rows(block), params.network
         if network.n_hidden <= MAX_ENUMERATED_HIDDEN or can_enumerate(params.sizes):
             return LogLikelihood(enumerate_log_probabilities(network, X), np.zeros(len(X)))
+        if sums_all_states(params):
+            nats, _ = sum_by_state(params, X, None, choose_max_states(params.sizes))
+            return LogLikelihood(nats, np.zeros(len(X)))
         key, chains = rng.stream("annealing").key, (self.chains, self.temperatures)
         return LogLikelihood(*estimate_log_probabilities(network, X, key, block.rows, *chains))
 

@@ -338,6 +338,22 @@ def test_exclusive_causes_are_found_and_sampled() -> None:
     assert np.abs(pairs[0] - pairs[1]).max() < 0.1
 
 
+def test_many_exclusive_causes_have_an_exact_likelihood() -> None:
+    """By the formula of a mixture of 30 causes and none."""
+    rng = np.random.default_rng(0)
+    f, leaks, prior = rng.random((8, 30)) * 0.9, rng.uniform(0.01, 0.2, 8), np.full(30, 0.03)
+    groups = np.ones(30, np.int64)
+    params = NoisyOrParams.from_probabilities([f], [leaks, prior], exclusive_groups=groups)
+    X = rng.integers(0, 2, (20, 8)).astype(np.uint8)
+    (block,) = make_memory_blocks(DenseData(X))
+    found = NoisyOr(30, top="exclusive").log_likelihood(params, block, RowRandom(0))
+    on = 1 - (1 - leaks[:, None]) * (1 - np.column_stack([f, np.zeros(8)]))
+    each = np.where(X[:, :, None] == 1, on, 1 - on).prod(axis=1)
+    expected = np.log(each @ np.append(prior, 1 - prior.sum()))
+    np.testing.assert_allclose(found.nats, expected, rtol=1e-10)
+    assert not found.standard_error.any()
+
+
 def test_removing_units_keeps_groups() -> None:
     f = [np.full((5, 4), 0.5)]
     leaks = [np.full(5, 0.1), np.full(4, 0.2)]
