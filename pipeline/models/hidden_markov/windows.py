@@ -42,7 +42,7 @@ class RowWindows(CountsAndMore):
     """
 
     label: ClassVar[str] = "feature counts"
-    counts: FeatureCounts | MeasuredCounts  # type: ignore[assignment]
+    counts: FeatureCounts | MeasuredCounts
     draws: Array
     windows: Counts
     ones: Bits
@@ -87,7 +87,8 @@ class RowWindows(CountsAndMore):
         kept = kept[: _count_windows(self.ones.shape[1])]
         sums = {n: _sum_rows(joined[n], places, len(windows))[kept] for n in _PER_WINDOW[2:]}
         own = {"draws": joined["draws"][first][kept], "windows": windows[kept], **sums}
-        return type(self)(self.counts.merge(other.counts), **own)
+        counts: Any = self.counts  # of the same kind as the other
+        return type(self)(counts.merge(other.counts), **own)
 
     def list_arrays(self) -> dict[str, NDArray[Any]]:
         """Return what `draw_clusters` needs, by name."""
