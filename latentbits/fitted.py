@@ -499,10 +499,9 @@ class Edges(ResultDisplayMixin, dict[str, Any]):
     def _iter_display_items(self) -> DisplayItems:
         if "neighbour" in self:
             yield "edges", f"{len(self['feature']):,}"
-            for pair in list(
-                zip(self["feature"], self["neighbour"], self["coupling"], strict=True)
-            )[:1]:
-                yield "strongest", f"{pair[0]}, {pair[1]}: {pair[2]:.3g}"
+            if self["feature"]:
+                pair = f"{self['feature'][0]}, {self['neighbour'][0]}"
+                yield "strongest", f"{pair}: {self['coupling'][0]:.3g}"
             return
         trees, strongest = np.unique(self["tree"], return_index=True)
         yield "edges", f"{len(self['tree']):,}"

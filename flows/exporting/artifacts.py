@@ -156,10 +156,9 @@ def make_edge_table(fitted: LoadedModel) -> BatchedTable:
     """Make a table with one line per edge: tree by tree, the strongest edges first."""
     source, names = str(fitted.artifact.path), fitted.feature_names
     columns = make_edge_columns(fitted.model, fitted.params, fitted.features, names, source)
-    texts = {
-        name: pa.array(columns[name], pa.string())
-        for name in ("feature", "parent", "neighbour")
-        if name in columns
+    names_of_features = columns.keys() & {"feature", "parent", "neighbour"}
+    texts: dict[str, Any] = {
+        name: pa.array(columns[name], pa.string()) for name in names_of_features
     }
     return collect_columns({**columns, **texts})
 

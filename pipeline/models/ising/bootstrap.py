@@ -24,7 +24,6 @@ from pipeline.random import RowRandom
 
 _DRAW_PASS = 1 << 33
 """Pass number for draws that are the same in every pass; no fit has as many passes."""
-_LEVEL = 0.95
 
 
 class DrawSums(NamedTuple):
@@ -95,12 +94,3 @@ def sum_draws(
         found.append(sum_regressions(words, counts, part))
     sums = RegressionSums._make(map(np.concatenate, zip(*found, strict=True)))
     return DrawSums(sums, totals)
-
-
-def find_centrality_interval(couplings: Array) -> Array:
-    """Return the central 95 % of the sum of the sizes of each feature's couplings, (2, n_features).
-
-    `couplings` are those of all draws, (n_draws, n_features, n_features).
-    """
-    tail = (1 - _LEVEL) / 2
-    return np.asarray(np.quantile(np.abs(couplings).sum(axis=2), [tail, 1 - tail], axis=0))

@@ -78,7 +78,6 @@ from pipeline.learning.convergence import (
 from pipeline.models.base import Model
 from pipeline.models.capabilities import FeatureNetwork, LogLikelihood
 from pipeline.models.ising.bootstrap import (
-    find_centrality_interval,
     repeat_regressions,
     sum_draws,
     take_draw,
@@ -137,6 +136,7 @@ _SAMPLING_CHAINS, _BURN_IN, _SWEEPS_BETWEEN_SAMPLES = 5000, 300, 10
 _HEAT_CHAINS, _HEAT_DRAWS, _HEAT_SWEEPS = 1000, 9, 5
 _BY_REGRESSION = ("lasso", "ridge", "objectives", "nats", "gains", "best_values")
 _UNKNOWN = 1e300  # a gain, or minus an objective; stored numbers are finite
+_CENTRAL = (0.025, 0.975)  # of the draws
 _MAX_DIFFERENCE = 0.01  # of moments of Gibbs chains
 _NOT_WORSE = 1e-12  # relative change of an objective by rounding
 _SHARE = NumberRange(minimum=0, maximum=1)
@@ -232,7 +232,7 @@ class Ising(Model):
         n_regressions = n_features * (self.path if is_path else 1)
         n_active = n_columns // 2 if self.penalty == "lasso" else n_features
         n_regressions = max(n_regressions, n_features * self.draws)
-        sums = n_regressions * (3 * n_columns + n_active**2) + self.draws * n_features**2
+        sums = n_regressions * (3 * n_columns + n_active**2)
         return 8 * (n_features**2 * (2 * n_threads + 8) + sums * (n_threads + 2))
 
     def estimate_work(
@@ -319,9 +319,9 @@ class Ising(Model):
 
     def _step(self, state: FitState, statistics: NetworkSums) -> FitState:
         """Take Newton's steps; a regression whose last step was too long goes half of it back."""
-        own, before, values = read_regressions(state.working), state.auxiliary, statistics.values
-        sums = RegressionSums(*(values[name] for name in RegressionSums._fields))
-        totals = values.get("draw_weights", np.array([statistics.weight]))
+        own, before = read_regressions(state.working), state.auxiliary
+        sums = RegressionSums(*(statistics.values[name] for name in RegressionSums._fields))
+        totals = statistics.values.get("draw_weights", np.array([statistics.weight]))
         weights = np.repeat(np.maximum(totals, 1e-300), len(own.groups) // len(totals))
         penalties = sum_penalties(own, before["scales"], before["lasso"], before["ridge"])
         objectives = sums.nats / weights - penalties
@@ -418,18 +418,17 @@ class Ising(Model):
     def _end_draws(self, state: FitState) -> FitState:
         """Keep the stability of edges, and return to the regressions of all rows."""
         own, n = read_regressions(state.working), len(state.params.shares)
-        couplings = np.empty((self.draws, n, n), np.float32)
-        stability = np.zeros((n, n))
+        centrality, stability = np.empty((self.draws, n)), np.zeros((n, n))
         for draw in range(self.draws):
             slopes, _ = _place_values(take_draw(own, draw, self.draws), n)
             is_edge = self._find_edges(slopes)
             stability += is_edge / self.draws
-            couplings[draw] = np.where(is_edge, (slopes + slopes.T) / 2, 0.0)
+            centrality[draw] = np.abs(np.where(is_edge, slopes + slopes.T, 0.0)).sum(axis=1) / 2
         prefix, before = "fitted_", state.auxiliary
         auxiliary = {name: values for name, values in before.items() if prefix not in name}
         auxiliary |= {name: before[prefix + name] for name in _BY_REGRESSION}
         auxiliary["stability"] = np.minimum(stability, 1.0)
-        auxiliary["centrality_interval"] = find_centrality_interval(couplings)
+        auxiliary["centrality_interval"] = np.quantile(centrality, _CENTRAL, axis=0)
         fitted = Regressions(*(before[prefix + name] for name in Regressions._fields))
         return self._place(replace(state, working={}), fitted, auxiliary)
 
@@ -476,10 +475,8 @@ class Ising(Model):
 
     def _find_edges(self, slopes: Array) -> NDArray[np.bool_]:
         """Return which features share an edge, given the coefficients of all regressions."""
-        is_neighbour = slopes != 0
-        return (
-            is_neighbour & is_neighbour.T if self.rule == "and" else is_neighbour | is_neighbour.T
-        )
+        chosen: NDArray[np.bool_] = slopes != 0
+        return chosen & chosen.T if self.rule == "and" else chosen | chosen.T
 
     def count_sample_rows(self, state: FitState) -> int:
         """Return 1: any sample of the usual size tells where the path roughly is."""
@@ -743,8 +740,11 @@ class Ising(Model):
         own = read_regressions(state.working)
         errors = own._replace(values=np.sqrt(statistics.values["squares"]))
         couplings, thresholds = _place_values(errors, len(state.params.shares))
-        # Both triangles agree up to rounding.
+        # Both triangles agree up to rounding. Large estimates are not finite without a penalty.
         couplings = np.triu(couplings) + np.triu(couplings).T
+        is_large = np.abs(state.params.slopes) > _LARGE
+        couplings[is_large | is_large.T] = np.nan
+        thresholds[is_large.any(axis=1)] = np.nan
         params = replace(state.params, couplings_error=couplings, thresholds_error=thresholds)
         return replace(state, params=params)
 

@@ -27,10 +27,11 @@ from pipeline.numerics.logistic.logistic_lanes import exp_minus
 Flags = NDArray[np.bool_]
 
 _TILE = 256  # rows whose bits are unpacked at once
-_MAX_SWEEPS = 1000
+_MAX_SWEEPS = 5000
 _SETTLED = 1e-20  # squared change of a coefficient, times its information, that ends the descent
 _LEAST_INFORMATION = 1e-12
 _NEW_GAIN = 1e300
+_NEGLIGIBLE = 1e-8  # of a standard deviation, by which a gradient may exceed a penalty
 
 _kernel = njit(nogil=True, cache=True, error_model="numpy")
 _callee = callee(nogil=True, error_model="numpy")
@@ -298,7 +299,8 @@ def take_newton_steps(
         values[own] = old
         values[own][active] = moved
         for k in range(1, len(own_scales)):
-            is_new = not was_active[k] and abs(gradient[k]) > lasso[r] * own_scales[k] * (1 + 1e-9)
+            excess = abs(gradient[k]) - lasso[r] * own_scales[k]
+            is_new = not was_active[k] and excess > _NEGLIGIBLE * own_scales[k]
             if is_new:
                 gains[r] = _NEW_GAIN
             is_active[own][k] = is_new or lasso[r] == 0.0 or values[own][k] != 0.0
@@ -312,22 +314,26 @@ def _solve(information: Array, gradient: Array, old: Array, penalties: Array) ->
         regular = information.copy()
         for a in range(n):
             regular[a, a] += _LEAST_INFORMATION
-        solution: Array = np.linalg.solve(regular, gradient)
-        return solution
-    change, left = np.zeros(n), gradient.copy()
+        return np.linalg.solve(regular, gradient)  # type: ignore[return-value]
+    # The intercept, which has no penalty, follows the other coefficients.
+    first = max(information[0, 0], _LEAST_INFORMATION)
+    across = information[0] / first
+    change, left = np.zeros(n), gradient - gradient[0] * across
+    centered = information - first * np.outer(across, across)
     for _ in range(_MAX_SWEEPS):
         largest = 0.0
-        for a in range(n):
-            curvature = max(information[a, a], _LEAST_INFORMATION)
+        for a in range(1, n):
+            curvature = max(centered[a, a], _LEAST_INFORMATION)
             value = old[a] + change[a]
             best = value + left[a] / curvature
             best = np.sign(best) * max(abs(best) - penalties[a] / curvature, 0.0)
             if best != value:
                 change[a] += best - value
-                left -= (best - value) * information[a]
+                left -= (best - value) * centered[a]
                 largest = max(largest, curvature * (best - value) ** 2)
         if largest < _SETTLED:
             break
+    change[0] = gradient[0] / first - (across[1:] * change[1:]).sum()
     return change
 
 

@@ -248,15 +248,20 @@ def test_heat_capacity_of_chains_is_that_of_enumeration(monkeypatch: Any) -> Non
 
 
 def test_copies_and_constants_are_named_and_numbers_stay_finite() -> None:
-    X = draw_rows(300, 6).copy()
+    X = np.column_stack([draw_rows(300, 6), np.arange(300) == 7]).astype(np.uint8)
     X[:, 3], X[:, 4] = X[:, 1], 1
     for settings in ({"penalty": "none"}, {}, {"penalty": "ridge", "strength": 0.1}):
         state = fit(X, **settings)
         assert np.isfinite(state.params.couplings).all()
         assert not state.params.couplings[4].any()
+        assert state.converged
         by_text = {warning.text: warning.features for warning in state.warnings}
         assert (4,) in by_text.values()
         is_copy = [features for text, features in by_text.items() if "copies" in text]
+        if settings == {"penalty": "none"}:
+            assert {1, 3, 6} <= {*is_copy[0]}  # nothing bounds a single one either
+            assert np.isnan(state.params.couplings_error[1, 3])
+            continue
         assert is_copy == ([] if "strength" in settings else [(1, 3)]), settings
 
 
