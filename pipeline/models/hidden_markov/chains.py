@@ -37,17 +37,17 @@ def multiply_rows(
 ) -> None:
     """Fill in P(rows, last state | state before the rows) up to a factor.
 
-    `product` is (n_states + 1, n_states); its last line is for rows that begin a sequence.
-    `begins` says which of the other rows do.
+    `product` is (n_states + 1, n_states), or (1, n_states) if no row comes before; its last line is
+    for rows that begin a sequence. `begins` says which of the other rows do.
     """
-    n_states = len(initial)
+    n_states, last = len(initial), len(product) - 1
     next_product = np.empty_like(product)
     for k in range(n_states):
-        for i in range(n_states):
+        for i in range(last):
             product[i, k] = transition[i, k] * b[0, k]
-        product[n_states, k] = initial[k] * b[0, k]
+        product[last, k] = initial[k] * b[0, k]
     for n in range(1, len(b)):
-        for i in range(n_states + 1):
+        for i in range(last + 1):
             if begins[n]:
                 total = product[i].sum()
                 for k in range(n_states):
@@ -59,11 +59,11 @@ def multiply_rows(
                     share = product[i, j]
                     for k in range(n_states):
                         next_product[i, k] += share * transition[j, k]
-        for i in range(n_states + 1):
+        for i in range(last + 1):
             for k in range(n_states):
                 next_product[i, k] *= b[n, k]
         scale = 1.0 / next_product.max()
-        for i in range(n_states + 1):
+        for i in range(last + 1):
             for k in range(n_states):
                 product[i, k] = scale * next_product[i, k]
 
@@ -190,6 +190,7 @@ def sum_paths(
     n_rows, n_states = b.shape
     totals, nats, sums = np.empty(n_rows), 0.0, np.zeros_like(counts)
     state, message, product = before.copy(), after / after.sum(), np.empty(n_states)
+    transposed = np.ascontiguousarray(transition.T)
     for n in range(n_rows):
         for k in range(n_states):
             earlier[n, k] = initial[k]
@@ -226,10 +227,13 @@ def sum_paths(
             if n:
                 own = earlier[n - 1, i] * b[n - 1, i]
             own *= scale
-            message[i] = 0.0
             for k in range(n_states):
                 sums[i, k] += own * product[k]
-                message[i] += transition[i, k] * product[k]
+        message[:] = 0.0
+        for k in range(n_states):
+            share = product[k]
+            for i in range(n_states):  # over neighbouring entries, which is much faster
+                message[i] += share * transposed[k, i]
         message /= message.sum()
     for i in range(n_states):
         for k in range(n_states):

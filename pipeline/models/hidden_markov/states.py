@@ -70,9 +70,10 @@ class HiddenStates:
             best = np.empty((n_states + 1, n_states))
             maximize_rows(logs, begins, np.log(params.transition), np.log(params.initial), best)
         logs[is_out] = 0.0
-        product = np.empty((n_states + 1, n_states))
+        product = np.zeros((n_states + 1, n_states))
+        lines = product[n_states:] if block.row_numbers[0] == 0 else product
         scale_densities(logs, np.empty(len(logs)))
-        multiply_rows(logs, begins, params.transition, params.initial, product)
+        multiply_rows(logs, begins, params.transition, params.initial, lines)
         return Links.from_block(block, self.columns, product, best)
 
     def connect_links(self, params: Any, links: Links) -> Arrays:
