@@ -772,7 +772,8 @@ class Ising(Model):
         if params.log_z is None:
             raise FitError(
                 f"ising computes probabilities of rows of at most {MAX_ENUMERATED} features, but "
-                f"there are {len(params.shares):,}. Use their pseudo-likelihood."
+                f"there are {len(params.shares):,}. For those of single features given all others, "
+                "use transform with {impute=probabilities}."
             )
         X, mask = block.unpack_values(), block.unpack_mask()
         nats = _sum_missing(params, X, np.ones_like(X) if mask is None else mask) - params.log_z
