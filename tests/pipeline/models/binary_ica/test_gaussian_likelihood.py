@@ -229,6 +229,26 @@ def test_identical_features_give_finite_solution(n_components: int) -> None:
     assert np.isfinite(likelihood_and_gradient(moments, result.solution)[1].to_vector()).all()
 
 
+def test_rough_search_waits_only_for_components_that_explain_something() -> None:
+    """A third component fits the noise of the correlations; it turns for long."""
+    truth = draw_solution(8, 2, 12)
+    noise = 0.01 * np.random.default_rng(0).standard_normal((12, 8, 8))
+    noise = np.tril(noise, -1) + np.tril(noise, -1).transpose(0, 2, 1)
+    moments = make_moments(truth)
+    moments = replace(moments, correlation=moments.correlation + noise)
+    exact, rough = (
+        maximise(moments, draw_start(moments, 3, 0), 1e-5, is_rough=is_rough)
+        for is_rough in (False, True)
+    )
+    assert rough.converged
+    assert rough.iterations < exact.iterations / 2
+    assert rough.objective > exact.objective - 1e-3
+    mixing, log_variances, _ = rough.solution
+    power = np.exp(log_variances).mean(axis=0) * (mixing**2).sum(axis=0)
+    strongest = mixing[:, np.argsort(power)[1:]]
+    assert mean_cosine_similarity(strongest, truth.mixing) > 0.99
+
+
 # --- variances alone -----------------------------------------------------------------------------
 
 
