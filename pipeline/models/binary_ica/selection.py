@@ -59,7 +59,7 @@ RIDGE_GRID = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 1e4)
 _FIRST_RIDGE_INDEX = RIDGE_GRID.index(10.0)
 _PATIENCE = 2
 _N_STARTS = 2
-_TOLERANCE, _START_TOLERANCE = 1e-5, 1e-4
+_TOLERANCE = 1e-5
 _MAX_LOSS_OF_FEWER = 2.7
 _MIN_HALVES_SIMILARITY, _SIMILARITY_TOLERANCE = 0.9, 0.05
 """Required similarity of halves: at least the first, and at most the second below the similarity at
@@ -221,22 +221,15 @@ def _fit_all_rows(
     smaller_fit: MatchSolution | None,
     map_items: MapFunction,
 ) -> MatchSolution:
-    """Fit all rows from fixed random starts, and from the fit with one component less.
-
-    All starts are searched until they can be told apart, and only the best one until it converged.
-    """
+    """Fit all rows from fixed random starts, and from the fit with one component less."""
     moments = segments.moments(r)
     extra_starts = [] if smaller_fit is None else [add_component(moments, smaller_fit)]
     label = f"{format_count(n_components, 'component')}, all rows"
     map_labelled = label_map(map_items, label, _N_STARTS + len(extra_starts))
     optima = maximise_from_seeds(
-        moments, n_components, range(_N_STARTS), map_labelled, _START_TOLERANCE, extra_starts, True
+        moments, n_components, range(_N_STARTS), map_labelled, _TOLERANCE, extra_starts, True
     )
-    fit = partial(maximise, moments, tol=_TOLERANCE, is_rough=True)
-    map_labelled = label_map(map_items, f"{n_components} components, best start", 1)
-    best = [optima[0].solution]
-    (optimum,) = map_or_thread(fit, best, moments.correlation.nbytes, map_labelled)
-    return optimum.solution
+    return optima[0].solution
 
 
 def _climb_grid(
