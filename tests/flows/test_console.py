@@ -104,7 +104,7 @@ def test_help_lists_models_or_the_settings_of_the_model_named():
         assert all(
             f"  {setting}=" in settings for setting in list_hyperparameters(find_models()[name])
         )
-    assert "tree-mixture, chow-liu\n" in models
+    assert "tree-mixture, chow-liu, " in models
     assert format_settings_help(["--model=chow-liu"]) == format_settings_help(
         ["--model=tree-mixture"]
     )

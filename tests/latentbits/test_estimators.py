@@ -36,6 +36,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "Bottleneck": {"n_components": 2, "max_iter": 2},
     "ClippedPCA": {"n_components": 1},
     "FastICA": {},
+    "HiddenMarkov": {"n_components": 2, "starts": 1, "max_iter": 3},
     "HiddenTree": {"n_components": 4, "max_iter": 3},
     "Ising": {"n_components": 1},
     "KernelPCA": {"n_components": 1},
