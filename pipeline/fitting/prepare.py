@@ -130,7 +130,7 @@ class FitRequest:
     weights: WeightKind | None = None
     psu: str | None = field(default=None, metadata={"is_column": True})
     group: str | None = field(default=None, metadata={"estimator": "segments", "is_column": True})
-    are_segments_groups: bool = field(default=False, metadata={"options": ()})
+    are_segments_groups: bool = field(default=False, metadata={"options": ("segments",)})
     covariates: Sequence[str] | None = None
     row_id: str | None = field(default=None, metadata={"is_column": True})
     time: str | None = field(default=None, metadata={"is_column": True})

@@ -118,5 +118,6 @@ def test_options_of_commands_are_no_settings_unless_fits_take_them() -> None:
     both = {name for name in settings if f"--{name.replace('_', '-')}" in names}
     assert {name: spell_option(name, None) for name in both} == {
         "k": "--set k",  # of neighbours, whose messages do not name it
-        **{name: f"--{name}" for name in ("items", "layers", "weights")},
+        "row_id": "--row-id",
+        **{name: f"--{name}" for name in ("items", "layers", "segments", "time", "weights")},
     }
