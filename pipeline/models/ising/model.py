@@ -13,7 +13,7 @@ Reports 4, 2014, and their R package IsingFit). Two features share an edge if ea
 the other (`rule=and`), or one of them (`rule=or`); J_ij is the mean of their two coefficients.
 `refit` estimates the edges anew without a penalty: by pseudo-likelihood, or by maximum likelihood,
 which matches the margins and the shares of rows in which both features of an edge are 1. Moments of
-the model are enumerated for at most 15 features; otherwise they are estimated by Gibbs chains that
+the model are enumerated for at most 16 features; otherwise they are estimated by Gibbs chains that
 continue from step to step (T. Tieleman, ICML 2008), of at most 200 features.
 
 =========  ==============  ===================================================

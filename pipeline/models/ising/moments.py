@@ -20,7 +20,7 @@ from pipeline.executors.cancellation import check_cancelled
 from pipeline.numerics.networks.ising_states import run_chains
 from pipeline.numerics.networks.unit_states import list_states
 
-MAX_NEWTON_FEATURES = 12
+MAX_NEWTON_FEATURES = 16
 MAX_FEATURES = 200
 """Most features whose moments Gibbs chains match."""
 _NEWTON_STEPS, _SETTLED = 100, 1e-12
