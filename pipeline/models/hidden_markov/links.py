@@ -54,10 +54,13 @@ class SequenceColumns(NamedTuple):
                 self.refuse_time(int(block.rows[1:][np.argmax(is_wrong)]))
         return begins
 
-    def read(self, block: BinaryBlock, name: str) -> Array:
-        """Return a column as numbers; codes of texts if it has texts; zeros without a name."""
+    def read(self, block: BinaryBlock, name: str) -> NDArray[np.int64]:
+        """Return integers that are equal and in order if the values are; zeros without a name.
+
+        Of texts, these are their codes. Large integers, such as hashes, would be equal as floats.
+        """
         if not name:
-            return np.zeros(block.n_samples)
+            return np.zeros(block.n_samples, np.int64)
         if name not in block.columns:
             raise FitError(
                 f"The states of rows need the column {name!r}, which is not read here. Use "
@@ -72,7 +75,10 @@ class SequenceColumns(NamedTuple):
             raise FitError(
                 f"row {row}: {name} is empty. Leave out the row, or choose another column."
             )
-        return values.astype(np.float64)
+        if values.dtype.kind != "f":
+            return values.astype(np.int64)
+        bits = (values.astype(np.float64) + 0.0).view(np.int64)  # 0.0 also for -0.0
+        return np.where(bits < 0, bits ^ np.iinfo(np.int64).max, bits)
 
     def refuse_time(self, row: int) -> None:
         """Refuse the time of a row, counted from 0, that is not after the time before."""
@@ -99,7 +105,8 @@ class Links(CountStatistics):
     n_rows, weight
         Number of rows.
     edges
-        First and last row of each block, their sequences and times, (n_blocks, 2, 3).
+        First and last row of each block, their sequences and times as integers, see
+        `SequenceColumns.read`, (n_blocks, 2, 3).
     products
         Results of `multiply_rows`, (n_blocks, n_states + 1, n_states).
     best
@@ -109,7 +116,7 @@ class Links(CountStatistics):
     label: ClassVar[str] = "links"
     n_rows: int
     weight: float
-    edges: Array
+    edges: NDArray[np.int64]
     products: Array
     best: Array
 
@@ -119,7 +126,7 @@ class Links(CountStatistics):
     ) -> Self:
         """Describe a block with at least one row."""
         ends = (block.rows, *(columns.read(block, name) for name in columns))
-        edges = np.array([[float(own[place]) for own in ends] for place in (0, -1)])
+        edges = np.array([[own[place] for own in ends] for place in (0, -1)], np.int64)
         return cls(block.n_samples, block.weight, edges[None], product[None], best[None])
 
     def merge(self, other: Self) -> Self:
@@ -148,7 +155,7 @@ class Links(CountStatistics):
         before, after = np.empty((n_blocks, n_states)), np.empty((n_blocks, n_states))
         connect_products(self.products, begins, before, after)
         arrays: dict[str, NDArray[Any]] = {
-            "first_rows": rows.astype(np.int64),
+            "first_rows": rows,
             "begins": begins,
             "before": before,
             "after": after,

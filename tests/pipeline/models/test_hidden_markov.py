@@ -233,7 +233,11 @@ def test_sequences_that_are_not_in_order_are_refused() -> None:
 
 
 def test_single_rows_are_said_to_have_no_transitions() -> None:
+    """Their names are equal as floats; times are in order also below 0."""
     X = np.random.default_rng(0).integers(0, 2, (40, 3))
-    dataset = lb.from_numpy(X, ["a", "b", "c"], keep={"id": np.arange(40)})
+    own = {"id": (1 << 60) + np.arange(40), "t": np.linspace(-3, 3, 40)}
+    dataset = lb.from_numpy(X, ["a", "b", "c"], keep=own)
     fit = lb.fit(dataset, "hidden-markov", components=2, row_id="id", n_jobs=1)
     assert any("every sequence has one row" in text for text in fit.manifest["warnings"])
+    fit = lb.fit(dataset, "hidden-markov", components=2, time="t", n_jobs=1)
+    assert fit.manifest["diagnostics"]["sequences"] == 1
