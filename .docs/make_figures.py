@@ -2,7 +2,7 @@
 
 `python .docs/make_figures.py [NAME ...]` draws some of them. A figure is one picture of the report
 of the command that its page shows. The pictures are committed, so that building the pages fits no
-model. Those of the first page and of ising need the data of the tutorials; see
+model. The first page and ising show data of the tutorials; see
 `extensions/tutorial_data.py`.
 """
 
