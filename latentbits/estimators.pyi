@@ -762,8 +762,7 @@ class Ising(WeightedModelEstimator):
     Parameters
     ----------
     n_components
-        Number of leading eigenvectors of the couplings that rows are projected on. None
-        takes 2.
+        Number of leading eigenvectors of the couplings that rows are projected on.
     penalty
         Penalty of the couplings: `lasso` chooses edges, `ridge` shrinks all couplings,
         `none` estimates all of them.
@@ -830,7 +829,7 @@ class Ising(WeightedModelEstimator):
     components_: NDArray[np.float64]
     def __init__(
         self,
-        n_components: int | None = None,
+        n_components: int | None = 2,
         *,
         penalty: Literal["lasso", "ridge", "none"] = "lasso",
         strength: float | None = None,

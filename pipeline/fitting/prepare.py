@@ -118,7 +118,7 @@ class FitRequest:
     model: str
     components: int | str | None = field(default=None, metadata={"estimator": "n_components"})
     settings: Mapping[str, Any] = field(
-        default_factory=dict, metadata={"options": ("set", "layers")}
+        default_factory=dict, metadata={"options": ("set", "layers", "segments")}
     )
     split: str | None = None
     features: Sequence[str] | None = field(default=None, metadata={"options": ("features", "drop")})
@@ -130,7 +130,7 @@ class FitRequest:
     weights: WeightKind | None = None
     psu: str | None = field(default=None, metadata={"is_column": True})
     group: str | None = field(default=None, metadata={"estimator": "segments", "is_column": True})
-    are_segments_groups: bool = field(default=False, metadata={"options": ("segments",)})
+    are_segments_groups: bool = field(default=False, metadata={"options": ()})
     covariates: Sequence[str] | None = None
     row_id: str | None = field(default=None, metadata={"is_column": True})
     time: str | None = field(default=None, metadata={"is_column": True})

@@ -124,7 +124,6 @@ from pipeline.statistics.sums import Sums
 MAX_ENUMERATED = 20
 """Most features whose states are enumerated, for log Z and samples."""
 _MAX_MISSING = 16  # values of a row whose states are enumerated
-_DEFAULT_COMPONENTS = 2
 _NARROW, _CANDIDATES = 128, 64  # features, and predictors of each if there are more
 _MOST_CHECKS = 5
 _LEAST_RIDGE = 1e-8
@@ -173,7 +172,7 @@ class Ising(Model):
     Attributes
     ----------
     n_components
-        Number of leading eigenvectors of the couplings that rows are projected on. None takes 2.
+        Number of leading eigenvectors of the couplings that rows are projected on.
     penalty
         Penalty of the couplings: `lasso` chooses edges, `ridge` shrinks all couplings, `none`
         estimates all of them.
@@ -207,7 +206,7 @@ class Ising(Model):
     signed_arrays: ClassVar[tuple[str, ...]] = ("modes",)
     indeterminacy: ClassVar[str] = "the signs of the components"
     summary_diagnostics: ClassVar[tuple[str, ...]] = ("n_edges",)
-    n_components: int | None = None
+    n_components: int | None = 2
     penalty: Literal["lasso", "ridge", "none"] = "lasso"
     strength: float | None = setting(None, above=0)
     gamma: float = setting(0.25, minimum=0, maximum=1)
@@ -254,7 +253,7 @@ class Ising(Model):
         observed, ones = pool_margins(first)
         p = len(ones)
         zeros, square = np.zeros(p), np.zeros((p, p))
-        modes = np.zeros((p, self.n_components or _DEFAULT_COMPONENTS))
+        modes = np.zeros((p, self.n_components or 2))
         params = IsingParams(zeros, square, square, zeros, ones / observed, modes)
         incomplete = np.flatnonzero(first.observed.sum(axis=0) < first.total)
         if self.refit == "likelihood" and p > MAX_FEATURES:
