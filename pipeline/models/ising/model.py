@@ -417,16 +417,16 @@ class Ising(Model):
     def _end_draws(self, state: FitState) -> FitState:
         """Keep the stability of edges, and return to the regressions of all rows."""
         own, n = read_regressions(state.working), len(state.params.shares)
-        centrality, stability = np.empty((self.draws, n)), np.zeros((n, n))
+        centrality, n_chosen = np.empty((self.draws, n)), np.zeros((n, n))
         for draw in range(self.draws):
             slopes, _ = _place_values(take_draw(own, draw, self.draws), n)
             is_edge = self._find_edges(slopes)
-            stability += is_edge / self.draws
+            n_chosen += is_edge
             centrality[draw] = np.abs(np.where(is_edge, slopes + slopes.T, 0.0)).sum(axis=1) / 2
         prefix, before = "fitted_", state.auxiliary
         auxiliary = {name: values for name, values in before.items() if prefix not in name}
         auxiliary |= {name: before[prefix + name] for name in _BY_REGRESSION}
-        auxiliary["stability"] = np.minimum(stability, 1.0)
+        auxiliary["stability"] = n_chosen / self.draws
         auxiliary["centrality_interval"] = np.quantile(centrality, _CENTRAL, axis=0)
         fitted = Regressions(*(before[prefix + name] for name in Regressions._fields))
         return self._place(replace(state, working={}), fitted, auxiliary)
