@@ -17,6 +17,7 @@ from storage.artifacts.artifacts import Artifact
 _MAX_STATES, _MAX_NAMES = 24, 3
 _LEAST_SHARE = 0.05  # of the rows that leave a state, of a state that is named or joined
 _NODE_SIZES = 14.0, 44.0  # pixels, of states without rows and with all
+_NODE_OPACITY = 0.35  # so that numbers on nodes can be read
 _MIN_WIDTH, _MAX_WIDTH = 0.8, 5.0  # of lines
 _CURVE_POINTS, _BEND = 25, 0.14
 _GAP = 0.1  # between the end of an arrow and its state, in units of the radius
@@ -72,9 +73,12 @@ def plot_transitions(artifact: Artifact) -> Iterator[Figure]:
         (
             LineMarks(curves, [GREY] * len(curves), widths, facts=facts),
             PointMarks(
-                x, y, COLOURS[0], size=small + (large - small) * np.sqrt(weights), facts=nodes
+                *(x, y, COLOURS[0]),
+                size=small + (large - small) * np.sqrt(weights),
+                opacity=_NODE_OPACITY,
+                facts=nodes,
             ),
-            TextMarks(x, y, [f"{k + 1}" for k in range(n)], ["#ffffff"] * n),
+            TextMarks(x, y, [f"{k + 1}" for k in range(n)]),
         ),
     )
     note = (
