@@ -95,6 +95,7 @@ def test_nearly_all_seeds_read_the_shift() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_exclusive_directions_reach_the_entropy() -> None:
     """Independent units need almost a bit more per row; by enumeration of every eighth row."""
     X, probabilities = (part[::8] for part in merge_equal_rows(enumerate_shifter()))
