@@ -191,6 +191,8 @@ def _start_local_cluster(cluster: ClusterSettings) -> LocalCluster:
     # Results are small. A worker out of memory should fail, not spill pickles to disk.
     dask.config.set({f"distributed.worker.memory.{name}": False for name in _SPILL_THRESHOLDS})
     dask.config.set({"distributed.scheduler.http.routes": []})  # pages that anyone could read
+    # After 15 s without a worker, Dask would give up the nanny that is just restarting it.
+    dask.config.set({"distributed.deploy.lost-worker-timeout": "365 days"})
     settings = "distributed.nanny.pre-spawn-environ"
     dask.config.set({f"{settings}.{name}": text for name, text in MALLOC_VARIABLES.items()})
     processes = cluster.workers is not None

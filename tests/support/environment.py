@@ -2,9 +2,10 @@
 
 BLAS uses one thread, because the processes of `pytest -n 3` share the CPUs: threads that wait
 for each other would take most of the CPU time. Memory has few arenas, as what is freed within them
-stays with the process. Temporary files lie in memory if there is room, because every write is
-synced, which is slow on a disk. Each process has its own home of Prefect. Scripts start background
-processes with Ctrl-C ignored; here it works, as tests press it.
+stays with the process. A cluster waits an hour for the return of a killed worker, not 15 s.
+Temporary files lie in memory if there is room, because every write is synced, which is slow on a
+disk. Each process has its own home of Prefect. Scripts start background processes with Ctrl-C
+ignored; here it works, as tests press it.
 """
 
 import os
@@ -17,6 +18,7 @@ import certifi
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("MALLOC_ARENA_MAX", "2")  # of the processes that tests start
+os.environ["DASK_DISTRIBUTED__DEPLOY__LOST_WORKER_TIMEOUT"] = "1h"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

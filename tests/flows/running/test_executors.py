@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import resource
 import signal
 import sys
@@ -12,6 +13,7 @@ import weakref
 from io import StringIO
 from pathlib import Path
 
+import dask
 import numpy as np
 import psutil
 import pytest
@@ -44,6 +46,18 @@ def test_a_local_cluster_listens_on_loopback_alone(where):
     with open_executor(**where) as executor:
         assert list(executor.map(abs, [-1, -2, -3])) == [1, 2, 3]
         assert listening() <= {"127.0.0.1", "::1"}
+
+
+@pytest.mark.matrix
+def test_a_killed_worker_process_returns_however_long_it_takes():
+    # Dask would take 15 s, which a busy machine needs, for the end of a worker.
+    with (
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "1ms"}),
+        open_executor(workers=1) as executor,
+    ):
+        (killed,) = executor.client.run(os.getpid).values()
+        os.kill(killed, signal.SIGKILL)
+        assert list(executor.map(abs, [-1, -2])) == [1, 2]
 
 
 def test_only_the_command_can_use_its_worker_processes():
