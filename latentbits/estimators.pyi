@@ -308,13 +308,17 @@ class BinaryICALikelihood(ModelEstimator):
         Number of random starts of the BLICA fit that provides the starting point.
     min_rows
         Minimum number of rows of a segment in the BLICA fit, which leaves out smaller ones.
+    segments
+        `given`: the dataset says which segment each row is of. `auto`: segments are hidden
+        states of the rows, in their order.
+    n_segments
+        Number of segments of equal length to divide the rows into, in their order, such as
+        time bins; None takes the segments from y. With segments='auto', the number of
+        hidden segments; None chooses it.
     max_iter
         Maximum number of passes.
     tol
         The fit ends once a further step should gain less than this, in nats over all rows.
-    n_segments
-        Number of segments of equal length to divide the rows into, in their order, such as
-        time bins; None takes the segments from y.
     binarize
         Values above it become 1, all others 0; `mean` takes the mean of each feature over
         the fitted rows, None accepts only 0 and 1.
@@ -332,9 +336,10 @@ class BinaryICALikelihood(ModelEstimator):
     likelihood: Literal["auto", "exact", "ep"]
     starts: int
     min_rows: int
+    segments: Literal["given", "auto"]
+    n_segments: int | None
     max_iter: int
     tol: float
-    n_segments: int | None
     binarize: float | Literal["mean"] | None
     reverse: list[str] | None
     random_state: Any
@@ -363,9 +368,10 @@ class BinaryICALikelihood(ModelEstimator):
         likelihood: Literal["auto", "exact", "ep"] = "auto",
         starts: int = 3,
         min_rows: int = 20,
+        segments: Literal["given", "auto"] = "given",
+        n_segments: int | None = None,
         max_iter: int = 300,
         tol: float = 0.01,
-        n_segments: int | None = None,
         binarize: float | Literal["mean"] | None = None,
         reverse: list[str] | None = None,
         random_state: Any = None,

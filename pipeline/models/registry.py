@@ -68,6 +68,11 @@ ALIASES = {"chow-liu": ModelAlias("tree-mixture", {"n_components": 1})}
 
 
 _VARIANTS = {
+    "binary-ica-likelihood": (
+        "segments",
+        "auto",
+        "pipeline.models.binary_ica.hidden_likelihood:HiddenSegmentLikelihood",
+    ),
     "blica": ("segments", "auto", "pipeline.models.binary_ica.hidden_segments:HiddenSegmentBLICA"),
     "latent-trait": ("dynamics", "walk", "pipeline.models.latent_trait.walk:WalkingTrait"),
 }

@@ -245,20 +245,24 @@ def test_a_pair_that_is_never_observed_together(warned, tmp_path):
     assert "'year 3'" in warning
 
 
-def test_hidden_segments_are_found_and_told(cli, folder):
+@pytest.mark.parametrize(
+    "model", ["blica", pytest.param("binary-ica-likelihood", marks=pytest.mark.matrix)]
+)
+def test_hidden_segments_are_found_and_told(cli, folder, model):
     _, data = draw_hidden(3000, 3, seed=1)
-    path = write_arrays(folder / "hidden.zarr", data.X, words_per_chunk=20).path
+    path = write_arrays(folder / f"hidden-{model}.zarr", data.X, words_per_chunk=20).path
     hidden = ("--segments", "auto", "--set", "n_segments=3", "--no-report", "--json")
-    fitted = cli("fit", "--dataset", path, *BLICA, *GIVEN, *hidden)
+    settings = GIVEN if model == "blica" else ("--components", 2, "--set", "likelihood=ep")
+    fitted = cli("fit", "--dataset", path, "--model", model, *settings, *hidden)
     assert fitted.code == 0, fitted.err
     artifact = load_artifact(fitted.json["artifact"])
     assert artifact.manifest["segment_names"] == ["1", "2", "3"]
     np.testing.assert_allclose(artifact["transition"].sum(axis=1), 1)
     command = ("transform", "--dataset", path, "--artifact", artifact.path)
-    codes = cli(*command, "--output", folder / "hidden.codes", "--json")
+    codes = cli(*command, "--output", folder / f"{model}.codes", "--json")
     assert codes.code == 0, codes.err
     assert codes.json["warnings"] == []
-    stored = open_codes(folder / "hidden.codes")
+    stored = open_codes(folder / f"{model}.codes")
     likeliest, probability = stored["likeliest_segment"][:], stored["segment_probability"][:]
     assert {*np.unique(likeliest).tolist()} == {1, 2, 3}
     assert ((probability > 1 / 3) & (probability <= 1)).all()

@@ -295,12 +295,7 @@ class BLICA(ProbitICA):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.segments == "given" and self.n_segments is not None:
-            raise FitError(
-                f"{{n_segments}} is {self.n_segments}, but segments are given by the dataset. Find "
-                "them by {segments=auto}, or leave out {n_segments}.",
-                parameter="n_segments",
-            )
+        check_segment_settings(self.segments, self.n_segments)
 
     @property
     def statistics(self) -> type[PairCounts | MixedStatistics]:  # type: ignore[override]
@@ -539,6 +534,16 @@ class BLICA(ProbitICA):
             number_means=state.working["number_means"],
             number_deviations=state.working["number_deviations"],
             number_scales=state.working["number_deviations"] * scales,
+        )
+
+
+def check_segment_settings(segments: str, n_segments: int | None) -> None:
+    """Refuse a number of segments if the dataset gives them."""
+    if segments == "given" and n_segments is not None:
+        raise FitError(
+            f"{{n_segments}} is {n_segments}, but segments are given by the dataset. Find them by "
+            "{segments=auto}, or leave out {n_segments}.",
+            parameter="n_segments",
         )
 
 

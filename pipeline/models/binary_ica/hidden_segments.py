@@ -1,9 +1,10 @@
-"""BLICA with segments that are hidden states: rows in their order follow a Markov chain.
+"""Binary ICA with segments that are hidden states: rows in their order follow a Markov chain.
 
 Model: the segment u_n of row n follows a Markov chain with transition matrix T and initial
-distribution ρ, and rows of a segment follow the model of `blica`. The paper leaves this open
-(A. Hyttinen, V. Barin-Pacela, A. Hyvärinen, UAI 2022, section 7), as it was done for continuous
-data by H. Hälvä, A. Hyvärinen (UAI 2020).
+distribution ρ, and rows of a segment follow the model of `blica`, or that of
+`binary-ica-likelihood` (see `hidden_likelihood`). The paper leaves this open (A. Hyttinen,
+V. Barin-Pacela, A. Hyvärinen, UAI 2022, section 7), as it was done for continuous data by H. Hälvä,
+A. Hyvärinen (UAI 2020).
 
 Fit, from several starts:
 
@@ -38,10 +39,10 @@ do not tell apart.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, reduce
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 import scipy
@@ -62,6 +63,8 @@ from pipeline.models.binary_ica.blica import (
     MIN_SEGMENTS,
     BLICAParams,
 )
+from pipeline.models.binary_ica.likelihood import find_patterns
+from pipeline.models.binary_ica.probit_ica import ProbitICA, ProbitICAParams
 from pipeline.models.capabilities import LogLikelihood
 from pipeline.models.hidden_markov.chains import draw_path
 from pipeline.models.hidden_markov.states import HiddenStates, split_columns
@@ -74,7 +77,7 @@ from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import CountsAndMore, FeatureCounts, PairCounts
 from pipeline.statistics.measurements import MixedStatistics
-from pipeline.statistics.sums import Sums
+from pipeline.statistics.sums import ScoreSums, Sums
 
 MAX_SEGMENTS = 32
 """Number of segments at which the search for their number ends."""
@@ -86,6 +89,10 @@ _RIDGE = 200.0
 _FIRST_STAY = 0.99
 _PSEUDO_COUNT = 0.1
 _MAX_TABULATED = 10  # planes whose 1,024 rows of bits are tabulated
+_SEARCH_TOL = 1e-6
+
+DensityFunction = Callable[..., tuple[Array, Array]]
+"""Return log P(x) of rows and its error, (n_samples,) each, given `ProbitArguments`."""
 
 
 @dataclass(frozen=True)
@@ -134,19 +141,27 @@ def _count_windows(n_planes: int) -> int:
 
 @dataclass(frozen=True)
 class SegmentSums(MixedStatistics):
-    """Pairs of rows dealt to segments, and sums over the states of rows."""
+    """Sums over the states of rows, with pairs of rows dealt to segments, or scores."""
 
     label: ClassVar[str] = "states"
+    scores: ScoreSums | None = None
 
     @property
     def objective(self) -> float:
         """Log-likelihood summed over rows, nats."""
         return self.sums.objective
 
+    def merge(self, other: Self) -> Self:
+        """Add further rows."""
+        scores = None
+        if self.scores is not None and other.scores is not None:
+            scores = self.scores.merge(other.scores)
+        return replace(super().merge(other), scores=scores)
+
 
 @dataclass(frozen=True, kw_only=True)
-class HiddenSegmentParams(BLICAParams):
-    """Parameters of BLICA, and of the Markov chain of segments.
+class SegmentChain:
+    """Parameters of the Markov chain of segments.
 
     Attributes
     ----------
@@ -158,59 +173,36 @@ class HiddenSegmentParams(BLICAParams):
     initial: Array = array_field("segment", total=1)
     transition: Array = array_field("segment", "segment_j")
 
-    def take_segments(self, order: NDArray[np.intp]) -> Self:
-        """Return the parameters with some segments, in another order."""
-        dims = {name: own.dims for name, own in list_arrays(type(self)).items()}
-        arrays = {
-            name: getattr(self, name)[order]
-            for name, own in dims.items()
-            if own[0] == "segment" and getattr(self, name) is not None
-        }
-        arrays["transition"] = self.transition[np.ix_(order, order)]
-        arrays["segments"] = np.arange(len(order))
-        return replace(self, **arrays)
+
+@dataclass(frozen=True, kw_only=True)
+class HiddenSegmentParams(SegmentChain, BLICAParams):
+    """Parameters of BLICA, and of the Markov chain of segments."""
+
+
+class SegmentParams(ProbitICAParams, Protocol):
+    """Parameters of a model and of its chain."""
+
+    segments: NDArray[np.int64]
+    source_variances: Array
+    weights: Array
+    initial: Array
+    transition: Array
 
 
 @dataclass(frozen=True)
-class HiddenSegmentBLICA(HiddenStates, BLICA):
-    """Hyperparameters of BLICA with `segments=auto`.
-
-    Attributes
-    ----------
-    segments
-        `auto`: segments are hidden states of the rows, in their order.
-    n_segments
-        Number of segments. None takes the number with the lowest BIC, from 3 to 32.
-    n_components
-        Number of components; None takes the fewest within 2.7 standard errors of the best
-        held-out pairwise likelihood, among identifiable numbers, given the segments.
-    regularization
-        Condition number r, above 1, to which correlations are ridged in the last step; None chooses
-        it as without `segments=auto`.
-    min_rows
-        Minimum number of rows of a segment; smaller segments are left out.
-    starts
-        Number of random starts; the best result is used.
-    bootstrap
-        Number of replicates for the intervals of the mixing, given the segments: 0 for none, else
-        at least 20.
-    max_iter
-        Maximum number of passes for each number of segments.
-    tol
-        Stop once the log-likelihood per row has not risen by more than this for three passes,
-        relative to its size; the best pass counts.
-    """
+class HiddenSegments(HiddenStates, ProbitICA):
+    """What models with `segments=auto` share: the search for segments, and what a fit can do."""
 
     support: ClassVar[Support] = Support(("binary", "ordinal"))
-    params: ClassVar[type[HiddenSegmentParams]] = HiddenSegmentParams
     codes: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        **BLICA.codes,
+        **ProbitICA.codes,
         "likeliest_segment": (),
         "segment_probability": (),
     }
+    n_components: int | None = None
+    min_rows: int = setting(20, minimum=1)
     segments: Literal["auto"] = "auto"
-    max_iter: int = setting(100, minimum=1)
-    tol: float = setting(1e-6, above=0, below=1)
+    n_segments: int | None = setting(None, minimum=MIN_SEGMENTS)
 
     @property
     def title(self) -> str:
@@ -218,16 +210,21 @@ class HiddenSegmentBLICA(HiddenStates, BLICA):
         return f"{self.name} with {{segments=auto}}"
 
     @property
-    def statistics(self) -> type[SegmentSums]:  # type: ignore[override]
+    def statistics(self) -> type[Any]:  # type: ignore[override]
         """Counts of pairs of segments, and sums over states."""
         return SegmentSums
 
     @property
-    def first_statistics(self) -> type[WindowCounts]:
+    def first_statistics(self) -> type[Any]:
         """Counts of the pairs of windows."""
         return WindowCounts
 
-    def name_segments(self, params: HiddenSegmentParams) -> tuple[str, ...]:
+    @property
+    def search_tol(self) -> float:
+        """Gain per row, relative to its size, below which the search for segments waits."""
+        return _SEARCH_TOL
+
+    def name_segments(self, params: SegmentParams) -> tuple[str, ...]:
         """Return the names of the segments that were found."""
         return tuple(str(index + 1) for index in range(len(params.segments)))
 
@@ -239,7 +236,7 @@ class HiddenSegmentBLICA(HiddenStates, BLICA):
         return max(windows, super().estimate_memory(n_features, n, n_threads)) + posteriors
 
     def estimate_work(
-        self, params: HiddenSegmentParams, working: Arrays, n_features: int, n_rows: int
+        self, params: SegmentParams, working: Arrays, n_features: int, n_rows: int
     ) -> WorkEstimate:
         """Return the work of expectation propagation, for as many distinct rows as possible."""
         n_segments, q = params.source_variances.shape
@@ -250,6 +247,10 @@ class HiddenSegmentBLICA(HiddenStates, BLICA):
     def counts_key(self, n_features: int) -> str | None:
         """Return None: counts of pairs depend on the segments found."""
         return None
+
+    def summarize_first(self, block: BinaryBlock, rng: RowRandom) -> Any:
+        """Count the pairs of windows."""
+        return WindowCounts.from_block(block)
 
     def first_key(self, seed: int) -> str:
         """Return a key of the counts of windows."""
@@ -262,11 +263,10 @@ class HiddenSegmentBLICA(HiddenStates, BLICA):
             n_components, _RIDGE, min_rows=self.min_rows, starts=1, structure=self.structure
         )
 
-    def initialize(  # type: ignore[override]
-        self, first: WindowCounts, rng: np.random.Generator
-    ) -> FitState:
+    def initialize(self, first: Any, rng: np.random.Generator) -> FitState:
         """Refuse features that never vary, and start from clusters of windows."""
-        state = super().initialize(_repeat_segments(first.counts), rng)
+        counts = _repeat_segments(first.counts)
+        state = super().initialize(counts, rng)  # type: ignore[safe-super]
         windows = {f"window-{name}": a for name, a in first.windows.to_arrays().items()}
         auxiliary = {**state.auxiliary, **windows, "seed": rng.integers(2**31, size=1)}
         n_segments = self.n_segments or MIN_SEGMENTS
@@ -280,7 +280,8 @@ class HiddenSegmentBLICA(HiddenStates, BLICA):
             if name.startswith("window-")
         }
         windows, seed = PairCounts.from_arrays(arrays), int(state.auxiliary["seed"][0])
-        state = replace(state, working={}, auxiliary={**state.auxiliary, "short": np.array(1)})
+        auxiliary = {**state.auxiliary, "short": np.array(1)}
+        state = replace(state, working={"is_search": np.array(1)}, auxiliary=auxiliary)
         starts: list[FitState] = []
         for n_merged in _MERGED_WINDOWS:
             merged = windows.sum_segments(windows.segments // n_merged)
@@ -289,8 +290,8 @@ class HiddenSegmentBLICA(HiddenStates, BLICA):
             labels = _cluster_windows(merged, n_segments, seed)
             if labels is not None:
                 counts = merged.sum_segments(labels)
-                params = self._fit_segments(counts, len(starts))
-                starts.append(replace(state, params=add_chain(params)))
+                params = add_chain(self._fit_segments(counts, len(starts)), self.params)
+                starts.append(replace(state, params=params))
         if not starts:
             raise FitError(
                 f"{{n_segments}} is {n_segments}, but {int(windows.rows.sum())} rows have too few "
@@ -300,83 +301,102 @@ class HiddenSegmentBLICA(HiddenStates, BLICA):
             )
         return replace(starts[0], starts=tuple(starts))
 
-    def _fit_segments(self, counts: PairCounts, seed: int) -> BLICAParams:
-        """Fit BLICA to the pairs of segments, with a weak ridge."""
-        model = self._make_search_model(len(self.find_first_planes(counts.n_features)) - 1)
+    def _fit_segments(self, counts: PairCounts, seed: int) -> Any:
+        """Fit BLICA to the pairs of segments, with a weak ridge, and convert its parameters."""
+        model = self._make_search_model(len(self.structure.features) or counts.n_features)
         start = model.initialize(counts.to_feature_counts(), np.random.default_rng(seed))
-        params: BLICAParams = model.update(start, counts, map, np.random.default_rng(0)).params
-        return params
+        fitted = model.update(start, counts, map, np.random.default_rng(0))
+        return self._convert_params(fitted.params)
+
+    def _convert_params(self, params: BLICAParams) -> Any:
+        """Return parameters of this model, without a chain, from a BLICA fit."""
+        raise NotImplementedError
+
+    def _fit_pairs(
+        self, state: FitState, pairs: PairCounts, map_items: MapFunction, rng: np.random.Generator
+    ) -> FitState:
+        """Fit BLICA to the pairs of the final segments, with the settings asked for."""
+        raise NotImplementedError
+
+    def count_groups(self, n_features: int) -> int:
+        """Return the number of groups that a segment's rows are dealt to for this last fit."""
+        raise NotImplementedError
+
+    def _count_parameters(self, params: Any) -> int:
+        """Return the number of parameters besides those of the chain."""
+        raise NotImplementedError
+
+    def _find_density_function(self, params: Any, working: Arrays) -> DensityFunction:
+        """Return what computes the densities of rows; the same function for equal arguments."""
+        return _approximate_densities
 
     def _compute_log_densities(
-        self, params: HiddenSegmentParams, working: Arrays, block: BinaryBlock, rng: RowRandom
+        self, params: SegmentParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> tuple[Array, NDArray[np.bool_]]:
         """Return log P(x_n | u), (n_samples, n_segments), and which rows are held out: none."""
-        logs = np.ascontiguousarray(_find_densities(params, block)[..., 0])
-        return logs, np.zeros(block.n_samples, np.bool_)
+        found = find_densities(self._find_density_function(params, working), params, block)
+        return np.ascontiguousarray(found[..., 0]), np.zeros(block.n_samples, np.bool_)
 
-    def summarize(  # type: ignore[override]
-        self, params: HiddenSegmentParams, working: Arrays, block: BinaryBlock, rng: RowRandom
-    ) -> SegmentSums:
+    def summarize(self, params: Any, working: Arrays, block: BinaryBlock, rng: RowRandom) -> Any:
         """Deal the rows of a block to segments, given its neighbours, and count their pairs."""
-        logs, _ = self._compute_log_densities(params, working, block, rng)
-        paths = self._sum_paths(params, working, block, logs)
-        shares = np.cumsum(paths.earlier * paths.densities * paths.later, axis=1)
-        draws = RowRandom(rng.seed).stream("segments").uniform(block.rows, 1)
-        segments = (shares < draws * shares[:, -1:]).sum(axis=1)
+        posterior, values, nats = self._find_posterior(params, working, block, rng)
+        segments = deal_rows(posterior, block, rng)
         parts = [
             replace(block.take_rows(np.flatnonzero(segments == u)), segment=u)
             for u in np.unique(segments).tolist()
         ]
-        n_groups = self.count_groups(block.n_features) if "is_last" in working else 1
+        n_groups = 1 if "is_search" in working else self.count_groups(block.n_features)
         pairs = [PairCounts.from_groups(part, n_groups) for part in parts]
+        return SegmentSums(Sums.from_block(block, nats, values), reduce(PairCounts.merge, pairs))
+
+    def _find_posterior(
+        self, params: SegmentParams, working: Arrays, block: BinaryBlock, rng: RowRandom
+    ) -> tuple[Array, Arrays, float]:
+        """Return multiples of P(u_n | all rows), the sums of the chain, and the log-likelihood."""
+        logs, _ = self._compute_log_densities(params, working, block, rng)
+        paths = self._sum_paths(params, working, block, logs)
         values = {"transitions": paths.transitions, "starts": paths.starts}
-        return SegmentSums(
-            Sums.from_block(block, paths.nats, values), reduce(PairCounts.merge, pairs)
-        )
+        return paths.earlier * paths.densities * paths.later, values, paths.nats
 
     def add_to(self, statistics: Any, *inputs: Any) -> SegmentSums:
         """Add the statistics of a block."""
         sums: SegmentSums = statistics.merge(self.summarize(*inputs))
         return sums
 
-    def mean_log_likelihood(self, params: HiddenSegmentParams, statistics: Any) -> float | None:
+    def mean_log_likelihood(self, params: Any, statistics: Any) -> float | None:
         """Return the log-likelihood per row, nats."""
         return float(statistics.objective / statistics.weight)
 
     def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
-        """Stop short runs after a few passes, and the last stage after one.
+        """Stop short runs after a few passes, and the fit of the final segments after one.
 
         Other runs end with their best pass: BLICA matches moments, which need not raise the
         likelihood of rows.
         """
-        if "is_last" in state.working:
+        if "is_search" not in state.working:
             return ObjectiveCriterion(1, 0.0)
         max_iter = _SHORT_PASSES if state.auxiliary["short"] else self.max_iter
-        return PatienceCriterion(max_iter, _PATIENCE, self.tol)
+        return PatienceCriterion(max_iter, _PATIENCE, self.search_tol)
 
-    def update(  # type: ignore[override]
+    def update(
         self,
         state: FitState,
-        statistics: SegmentSums,
+        statistics: Any,
         map_items: MapFunction,
         rng: np.random.Generator,
     ) -> FitState:
         """Fit BLICA to the segments of the rows, and find the transitions between them."""
-        pairs, values = statistics.pairs, statistics.sums.values
+        pairs, n_groups, fitted = statistics.pairs, 1, state
         assert pairs is not None
-        n_groups, fitted = 1, state
-        if "is_last" in state.working:
-            n_groups = self.count_groups(pairs.n_features)
-            fitted = super().update(state, pairs, map_items, rng)
-            params = fitted.params
-        else:
+        if "is_search" in state.working:
             params = self._fit_segments(pairs, state.iteration % 3)
+        else:
+            n_groups = self.count_groups(pairs.n_features)
+            fitted = self._fit_pairs(state, pairs, map_items, rng)
+            params = fitted.params
         seen = pairs.list_grouped_segments(n_groups)
-        chances = (
-            (own + _PSEUDO_COUNT) / (own + _PSEUDO_COUNT).sum(axis=-1, keepdims=True)
-            for own in (values["starts"][seen], values["transitions"][np.ix_(seen, seen)])
-        )
-        return replace(fitted, params=add_chain(params, *chances))
+        chain = estimate_chain(statistics.sums.values, seen)
+        return replace(fitted, params=add_chain(params, self.params, *chain))
 
     def select_start(self, state: FitState) -> FitState:
         """Go on with the best start until it has converged."""
@@ -384,14 +404,12 @@ class HiddenSegmentBLICA(HiddenStates, BLICA):
 
     def next_stage(self, state: FitState, statistics: SegmentSums) -> FitState | None:
         """Try one more segment while BIC falls, then fit BLICA to the best segments."""
-        if "is_last" in state.working:
+        if "is_search" not in state.working:
             return None
         if self.n_segments is not None:
             return self._begin_last(state)
         auxiliary, n_segments = dict(state.auxiliary), len(state.params.segments)
-        n_features, n_components = state.params.mixing.shape
-        n_parameters = n_segments * (state.params.thresholds.shape[1] + n_components)
-        n_parameters += (n_features - 1) * n_components + n_segments * (n_segments - 1)
+        n_parameters = self._count_parameters(state.params) + n_segments * (n_segments - 1)
         bic = n_parameters * np.log(statistics.weight) - 2 * statistics.weight * max(state.history)
         auxiliary["bic"] = np.append(auxiliary.get("bic", ()), bic)
         is_best = bic <= auxiliary["bic"].min()
@@ -406,13 +424,12 @@ class HiddenSegmentBLICA(HiddenStates, BLICA):
             for name, values in auxiliary.items()
             if name.startswith("best-")
         }
-        return self._begin_last(replace(state, params=HiddenSegmentParams(**best)))
+        return self._begin_last(replace(state, params=self.params(**best)))
 
     def _begin_last(self, state: FitState) -> FitState:
-        """Begin the last stage, with the segments in the order of their sizes."""
+        """Fit the final segments, in the order of their sizes."""
         order = np.argsort(-state.params.segment_rows, kind="stable")
-        params = state.params.take_segments(order)
-        return replace(state, params=params, working={"is_last": np.array(1)})
+        return replace(state, params=take_segments(state.params, order), working={})
 
     def finish(self, state: FitState, statistics: SegmentSums) -> FitState:
         """Add diagnostics, and warn about segments without rows."""
@@ -452,9 +469,7 @@ class HiddenSegmentBLICA(HiddenStates, BLICA):
             "segment_probability": posterior.max(axis=1, initial=0.0),
         }
 
-    def _split_covariates(
-        self, params: HiddenSegmentParams, block: BinaryBlock
-    ) -> tuple[Array, Array]:
+    def _split_covariates(self, params: SegmentParams, block: BinaryBlock) -> tuple[Array, Array]:
         """Return what earlier and what later rows say about the segment of each row, logarithms.
 
         A row by itself is of a segment with the share of its rows.
@@ -467,7 +482,8 @@ class HiddenSegmentBLICA(HiddenStates, BLICA):
     def log_likelihood(self, params: Any, block: BinaryBlock, rng: RowRandom) -> LogLikelihood:
         """Return log P(x_n | earlier rows) of each row."""
         earlier, _ = self._split_covariates(params, block)
-        logs, errors = np.moveaxis(_find_densities(params, block), 2, 0)
+        compute = self._find_density_function(params, {})
+        logs, errors = np.moveaxis(find_densities(compute, params, block), 2, 0)
         nats: Array = scipy.special.logsumexp(logs + earlier, axis=1)
         error = (scipy.special.softmax(logs + earlier, axis=1) * errors).sum(axis=1)
         return LogLikelihood(nats, np.zeros_like(nats), integration_error=error)
@@ -487,48 +503,132 @@ class HiddenSegmentBLICA(HiddenStates, BLICA):
 
 
 @dataclass(frozen=True)
+class HiddenSegmentBLICA(HiddenSegments, BLICA):
+    """Hyperparameters of BLICA with `segments=auto`.
+
+    Attributes
+    ----------
+    segments
+        `auto`: segments are hidden states of the rows, in their order.
+    n_segments
+        Number of segments. None takes the number with the lowest BIC, from 3 to 32.
+    n_components
+        Number of components; None takes the fewest within 2.7 standard errors of the best
+        held-out pairwise likelihood, among identifiable numbers, given the segments.
+    regularization
+        Condition number r, above 1, to which correlations are ridged in the last step; None chooses
+        it as without `segments=auto`.
+    min_rows
+        Minimum number of rows of a segment; smaller segments are left out.
+    starts
+        Number of random starts; the best result is used.
+    bootstrap
+        Number of replicates for the intervals of the mixing, given the segments: 0 for none, else
+        at least 20.
+    max_iter
+        Maximum number of passes for each number of segments.
+    tol
+        Stop once the log-likelihood per row has not risen by more than this for three passes,
+        relative to its size; the best pass counts.
+    """
+
+    params: ClassVar[type[HiddenSegmentParams]] = HiddenSegmentParams
+    max_iter: int = setting(100, minimum=1)
+    tol: float = setting(_SEARCH_TOL, above=0, below=1)
+
+    @property
+    def search_tol(self) -> float:
+        """The setting `tol`."""
+        return self.tol
+
+    def count_groups(self, n_features: int) -> int:
+        """Return the number of groups of BLICA."""
+        return BLICA.count_groups(self, n_features)
+
+    def _convert_params(self, params: BLICAParams) -> BLICAParams:
+        return params
+
+    def _fit_pairs(
+        self, state: FitState, pairs: PairCounts, map_items: MapFunction, rng: np.random.Generator
+    ) -> FitState:
+        return BLICA.update(self, state, pairs, map_items, rng)
+
+    def _count_parameters(self, params: HiddenSegmentParams) -> int:
+        n_components = params.mixing.shape[1]
+        n_parameters = params.thresholds.size + params.source_variances.size
+        return int(n_parameters + params.mixing.size - n_components)
+
+
+@dataclass(frozen=True)
 class _HashedParams:
     """Parameters that are equal if their bytes are."""
 
     digest: bytes
-    params: HiddenSegmentParams = field(compare=False)
+    params: SegmentParams = field(compare=False)
 
     @classmethod
-    def of(cls, params: HiddenSegmentParams) -> Self:
-        arrays = (params.mixing, params.source_variances, params.thresholds, params.source_means)
-        own = b"".join(map(np.ndarray.tobytes, arrays))
+    def of(cls, params: SegmentParams) -> Self:
+        arrays = (getattr(params, name) for name in list_arrays(type(params)))
+        own = b"".join(array.tobytes() for array in arrays if array is not None)
         return cls(hashlib.sha256(own).digest(), params)
 
 
-def _find_densities(params: HiddenSegmentParams, block: BinaryBlock) -> Array:
+def find_densities(compute: DensityFunction, params: SegmentParams, block: BinaryBlock) -> Array:
     """Return log P(x_n | u) of each row and its error, (n_samples, n_segments, 2)."""
     if block.n_features <= _MAX_TABULATED and block.observed_words is None:
         places = block.unpack_values() @ (1 << np.arange(block.n_features))
-        return _tabulate_densities(_HashedParams.of(params), block.n_features)[places]
-    rows = block.to_packed_rows()
-    keys = np.hstack([rows.words.T, rows.mask.T])
-    _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-    return _compute_densities(params, block.take_rows(first))[inverse.ravel()]
+        return _tabulate_densities(compute, _HashedParams.of(params), block.n_features)[places]
+    patterns = find_patterns(block)
+    return _compute_densities(compute, params, patterns.block)[patterns.places]
 
 
 @lru_cache(maxsize=16)
-def _tabulate_densities(hashed: _HashedParams, n_planes: int) -> Array:
+def _tabulate_densities(compute: DensityFunction, hashed: _HashedParams, n_planes: int) -> Array:
     """Return the densities of all rows of bits, (2**n_planes, n_segments, 2), once per process."""
     bits = np.arange(1 << n_planes)[:, None] >> np.arange(n_planes) & 1
-    return _compute_densities(hashed.params, pack_block(bits.astype(np.uint8)))
+    return _compute_densities(compute, hashed.params, pack_block(bits.astype(np.uint8)))
 
 
-def _compute_densities(params: HiddenSegmentParams, block: BinaryBlock) -> Array:
+def _compute_densities(
+    compute: DensityFunction, params: SegmentParams, block: BinaryBlock
+) -> Array:
     models = (params.segment_model(index) for index in params.segments.tolist())
-    posteriors = [probit_posterior(*model.read_rows(block)) for model in models]
-    own = [np.stack([p.log_evidence, p.evidence_error], axis=1) for p in posteriors]
-    return np.stack(own, axis=1)
+    return np.stack([np.stack(compute(*m.read_rows(block)), axis=1) for m in models], axis=1)
+
+
+def _approximate_densities(*rows: Any) -> tuple[Array, Array]:
+    """Approximate densities by expectation propagation."""
+    posterior = probit_posterior(*rows)
+    return posterior.log_evidence, posterior.evidence_error
+
+
+def deal_rows(posterior: Array, block: BinaryBlock, rng: RowRandom) -> NDArray[np.int64]:
+    """Draw the segment of each row from multiples of its probabilities, (n_samples,).
+
+    Numbers are the same in every pass.
+    """
+    shares = np.cumsum(posterior, axis=1)
+    draws = RowRandom(rng.seed).stream("segments").uniform(block.rows, 1)
+    segments: NDArray[np.int64] = (shares < draws * shares[:, -1:]).sum(axis=1)
+    return segments
+
+
+def estimate_chain(values: Arrays, seen: NDArray[np.int64]) -> tuple[Array, Array]:
+    """Return the initial and the transition probabilities of the segments seen."""
+    initial, transition = (
+        (own + _PSEUDO_COUNT) / (own + _PSEUDO_COUNT).sum(axis=-1, keepdims=True)
+        for own in (values["starts"][seen], values["transitions"][np.ix_(seen, seen)])
+    )
+    return initial, transition
 
 
 def add_chain(
-    params: BLICAParams, initial: Array | None = None, transition: Array | None = None
-) -> HiddenSegmentParams:
-    """Return the parameters with a Markov chain, by default that of starts."""
+    params: Any,
+    kind: Callable[..., Any] = HiddenSegmentParams,
+    initial: Array | None = None,
+    transition: Array | None = None,
+) -> Any:
+    """Return parameters of a kind, with a Markov chain; by default, with that of starts."""
     n = len(params.segments)
     if initial is None or transition is None:
         initial = np.full(n, 1 / n)
@@ -536,7 +636,20 @@ def add_chain(
         np.fill_diagonal(transition, _FIRST_STAY)
     own = {f.name: getattr(params, f.name) for f in fields(params)}
     own |= {"segments": np.arange(n), "initial": initial, "transition": transition}
-    return HiddenSegmentParams(**own, weights=params.segment_rows / params.segment_rows.sum())
+    return kind(**{**own, "weights": params.segment_rows / params.segment_rows.sum()})
+
+
+def take_segments(params: Any, order: NDArray[np.intp]) -> Any:
+    """Return parameters with a chain, with some segments in another order."""
+    dims = {name: own.dims for name, own in list_arrays(type(params)).items()}
+    arrays = {
+        name: getattr(params, name)[order]
+        for name, own in dims.items()
+        if own[0] == "segment" and getattr(params, name) is not None
+    }
+    arrays["transition"] = params.transition[np.ix_(order, order)]
+    arrays["segments"] = np.arange(len(order))
+    return replace(params, **arrays)
 
 
 def _repeat_segments(counts: FeatureCounts) -> FeatureCounts:

@@ -62,7 +62,9 @@ from pipeline.learning.convergence import (
 )
 from pipeline.models.binary_ica.blica import (
     BLICA,
+    MIN_SEGMENTS,
     BLICAParams,
+    check_segment_settings,
     make_empty_params,
     warn_about_mixing,
 )
@@ -161,6 +163,12 @@ class BinaryICALikelihood(ProbitICA):
         Number of random starts of the BLICA fit that provides the starting point.
     min_rows
         Minimum number of rows of a segment in the BLICA fit, which leaves out smaller ones.
+    segments
+        `given`: the dataset says which segment each row is of. `auto`: segments are hidden states
+        of the rows, in their order.
+    n_segments
+        Number of segments with `segments=auto`. None takes the number with the lowest BIC, from 3
+        to 32.
     max_iter
         Maximum number of passes.
     tol
@@ -182,8 +190,14 @@ class BinaryICALikelihood(ProbitICA):
     likelihood: Literal["auto", "exact", "ep"] = "auto"
     starts: int = setting(3, minimum=1)
     min_rows: int = setting(20, minimum=1)
+    segments: Literal["given", "auto"] = "given"
+    n_segments: int | None = setting(None, minimum=MIN_SEGMENTS)
     max_iter: int = setting(300, minimum=1)
     tol: float = setting(0.01, above=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_segment_settings(self.segments, self.n_segments)
 
     @property
     def first_statistics(self) -> type[FeatureCounts | PairCounts]:
@@ -271,7 +285,7 @@ class BinaryICALikelihood(ProbitICA):
         blica = self._make_start_model()
         if not isinstance(first, PairCounts):
             start = blica.initialize(first, rng)
-            return replace(start, params=make_empty_params(BinaryICALikelihoodParams))
+            return replace(start, params=make_empty_params(self.params))
         return blica.initialize(_sum_groups(first, blica.count_groups(first.n_features)), rng)
 
     def find_start(
@@ -303,27 +317,20 @@ class BinaryICALikelihood(ProbitICA):
 
     def _start_from(self, start: BLICAParams, state: FitState) -> FitState:
         """Return the state of the first pass of scores, given a BLICA fit, with the warnings."""
-        point = _point_from_blica(start)
-        self._check_exact(*point.mixing.shape)
-        params = BinaryICALikelihoodParams(
-            *point[:3],
-            np.exp(point.log_variances),
-            np.zeros_like(point.mixing),
-            np.zeros_like(point.offsets),
-            np.zeros_like(point.means),
-            start.segments,
-            start.segment_rows,
-            start.n_levels,
-            number_means=start.number_means,
-            number_deviations=start.number_deviations,
-        ).with_point(point)
+        params = params_from_blica(start)
+        self._check_exact(*params.mixing.shape)
+        return self._begin_scores(replace(state, params=params))
+
+    def _begin_scores(self, state: FitState) -> FitState:
+        """Return the state of the first pass of scores, from the parameters of a state."""
+        point = state.params.point
         auxiliary = {
             "priors": np.array(make_initial_priors(point)),
             "start_point": point.to_vector(),
             "widenings": np.array(0),
             **make_empty_path(point)._asdict(),
         }
-        return replace(state, params=params, auxiliary=auxiliary)
+        return replace(state, auxiliary=auxiliary)
 
     def _check_exact(self, n_features: int, n_components: int) -> None:
         if self._choose_method(n_features, n_components) is not None:
@@ -354,7 +361,7 @@ class BinaryICALikelihood(ProbitICA):
     def _find_score_function(self, params: BinaryICALikelihoodParams) -> ScoreFunction:
         method = self._choose_method(*params.mixing.shape)
         if method == "orthant":
-            return lambda *rows: orthant_scores(*rows[:4])
+            return _score_orthants
         return ep_scores if method == "ep" else quadrature_scores
 
     def summarize(
@@ -510,6 +517,10 @@ class BinaryICALikelihood(ProbitICA):
         return finished.with_feature_names(self.structure.feature_names)
 
 
+def _score_orthants(*rows: Any) -> ProbitScores:
+    return orthant_scores(*rows[:4])
+
+
 def _is_first_stage(params: BinaryICALikelihoodParams) -> bool:
     """Return whether BLICA's pass, of rows with continuous features, comes first."""
     return params.mixing.size == 0
@@ -527,6 +538,23 @@ def _sum_groups(counts: PairCounts, n_groups: int) -> FeatureCounts:
     """Sum the groups of each segment, and drop the pairs."""
     weights = np.ones((len(counts.list_grouped_segments(n_groups)), n_groups), np.int64)
     return counts.sum_weighted_groups(n_groups, weights).to_feature_counts()
+
+
+def params_from_blica(start: BLICAParams) -> BinaryICALikelihoodParams:
+    """Convert a BLICA fit."""
+    point = _point_from_blica(start)
+    return BinaryICALikelihoodParams(
+        *point[:3],
+        np.exp(point.log_variances),
+        np.zeros_like(point.mixing),
+        np.zeros_like(point.offsets),
+        np.zeros_like(point.means),
+        start.segments,
+        start.segment_rows,
+        start.n_levels,
+        number_means=start.number_means,
+        number_deviations=start.number_deviations,
+    ).with_point(point)
 
 
 def _point_from_blica(params: BLICAParams) -> ParameterPoint:
@@ -618,20 +646,24 @@ def _warn_about_unsettled_rows(statistics: ScoreSums) -> tuple[FitWarning, ...]:
 
 
 class RowPatterns(NamedTuple):
-    """Distinct rows of a block, and how often each occurs, (n_patterns,)."""
+    """Distinct rows of a block, and the pattern of each row, (n_samples,)."""
 
     block: BinaryBlock
-    times: NDArray[np.int64]
+    places: NDArray[np.intp]
+
+    def count_rows(self, weights: Array | None = None) -> NDArray[Any]:
+        """Return how many rows have each pattern, or the sums of their weights, (n_patterns,)."""
+        return np.bincount(self.places, weights, self.block.n_samples)
 
 
 def find_patterns(block: BinaryBlock) -> RowPatterns:
     """Find the distinct rows of a block; with continuous features, every row counts as distinct."""
     if block.numbers is not None:
-        return RowPatterns(block, np.ones(block.n_samples, np.int64))
+        return RowPatterns(block, np.arange(block.n_samples))
     rows = block.to_packed_rows()
     keys = np.hstack([rows.words.T, rows.mask.T])
-    _, first, times = np.unique(keys, axis=0, return_index=True, return_counts=True)
-    return RowPatterns(block.take_rows(first), times)
+    _, first, places = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    return RowPatterns(block.take_rows(first), places.ravel())
 
 
 def sum_scores(
@@ -641,36 +673,62 @@ def sum_scores(
 
     `score_rows` scores rows, given `ProbitArguments`, for example `ep_scores`.
     """
-    model, patterns = params.segment_model(block.segment), find_patterns(block)
-    rows = model.read_rows(patterns.block)
+    patterns = find_patterns(block)
+    return sum_pattern_scores(
+        params, patterns.block, patterns.count_rows(), block.n_samples, score_rows
+    )
+
+
+def sum_pattern_scores(
+    params: BinaryICALikelihoodParams,
+    block: BinaryBlock,
+    times: NDArray[Any],
+    n_rows: int,
+    score_rows: ScoreFunction,
+) -> ScoreSums:
+    """Sum the scores of distinct rows as `sum_scores` does.
+
+    Parameters
+    ----------
+    params, score_rows
+        As for `sum_scores`.
+    block, times
+        Distinct rows, and how often each occurs in the segment of the block, (n_patterns,).
+    n_rows
+        Number of rows in this segment.
+    """
+    model = params.segment_model(block.segment)
+    rows = model.read_rows(block)
     gap_slopes, n_own = params.gap_slopes, 2 * len(model.variances)
     n_shared = params.point.n_shared
     totals, variance = np.zeros(3), 0.0
     gradient, products = np.zeros(n_shared + n_own), np.zeros((n_shared + n_own,) * 2)
     height = max(1, _CELLS_PER_PART // (n_shared + n_own))  # so that scores stay small
-    for first in range(0, len(patterns.times), height):
+    for first in range(0, len(times), height):
         part = slice(first, first + height)
-        own, times = rows.take(part), patterns.times[part]
+        own, own_times = rows.take(part), times[part]
         own_scores = score_rows(*own)
         log_likelihood = own_scores.log_likelihood
         if own.values is not None:
             log_likelihood = log_likelihood + model.log_density_of_units(own.values)
         scores = _apply_chain_rule(own_scores, model, own.values, gap_slopes)
-        weighted = scores * np.sqrt(times)[:, None]
-        totals += times @ np.stack([log_likelihood, own_scores.error, ~own_scores.settled], axis=1)
-        variance += float(times**2 @ own_scores.error**2) if own_scores.sampled else 0.0
-        gradient += times @ scores
+        weighted = scores * np.sqrt(own_times)[:, None]
+        totals += own_times @ np.stack(
+            [log_likelihood, own_scores.error, ~own_scores.settled], axis=1
+        )
+        variance += float(own_times**2 @ own_scores.error**2) if own_scores.sampled else 0.0
+        gradient += own_times @ scores
         products += weighted.T @ weighted
     shared, local = slice(n_shared), slice(n_shared, None)
     return ScoreSums(
         float(totals[0]),
         float(totals[1]),
         variance,
-        int(totals[2]),
+        round(totals[2]),
         gradient[shared],
         products[shared, shared],
         np.array([block.segment]),
-        np.array([block.n_samples]),
+        np.array([n_rows]),
         gradient[None, local],
         products[None, local, local],
         products[None, local, shared],

@@ -164,13 +164,13 @@ def test_equal_rows_are_scored_once():
     X = np.array([[0, 1], [1, 1], [0, 1], [0, 1]], np.uint8)
     patterns = find_patterns(pack_block(X))
     np.testing.assert_array_equal(patterns.block.unpack_values(), [[0, 1], [1, 1]])
-    np.testing.assert_array_equal(patterns.times, [3, 1])
+    np.testing.assert_array_equal(patterns.count_rows(), [3, 1])
 
 
 def test_missing_values_distinguish_rows_regardless_of_stored_value():
     X = np.array([[0, 1], [1, 1], [0, 1]], np.uint8)
     patterns = find_patterns(pack_block(X, np.array([[0, 1], [0, 1], [1, 1]], np.uint8)))
-    assert sorted(patterns.times.tolist()) == [1, 2]
+    assert sorted(patterns.count_rows().tolist()) == [1, 2]
     assert patterns.block.unpack_mask().sum() == 3
 
 
