@@ -450,6 +450,5 @@ def _score_fold(
 def _score_segment(fold: HeldOutFold, segment: int, correlation: Array) -> tuple[float, float]:
     """Score a segment's tables with the thresholds and correlations of the other half."""
     table, thresholds = fold.test[segment], fold.train.thresholds[segment]
-    i, j = fold.planes
-    nats = pair_log_likelihood(*table, thresholds[i], thresholds[j], correlation)
+    nats = pair_log_likelihood(table, thresholds, *fold.planes, correlation)
     return float(nats.sum()), float(table.n.sum())

@@ -33,7 +33,8 @@ both are smaller than under independence by the same I = ∫_ρ^0 φ2(h, k; r) d
 Only the first is a difference. Where it would lose digits, `lower_corner_tail` computes P11
 directly, and I follows from P11. Each probability therefore has a relative error of about 1e-12,
 however small it is. The exception is P00 for |ρ| between 1 − 1e-6 and 1, whose error grows to 1e-8
-if h is almost −k.
+if h is almost −k. Up to |ρ| = 0.8, P11 − p_i p_j is Pearson's series with up to 160 terms, which
+takes a third of the time: it needs no integrals, and tails only once for each feature.
 
 Pearson (1900), Mathematical contributions to the theory of evolution VII. Olsson (1979), Maximum
 likelihood estimation of the polychoric correlation coefficient, Psychometrika 44.
@@ -55,6 +56,7 @@ from pipeline.numerics.gaussian.bivariate_normal import (
     is_far_corner,
     lower_corner_tail,
     norm_cdf,
+    norm_pdf,
     norm_ppf,
 )
 
@@ -92,8 +94,12 @@ _callee = callee(**_OPTIONS)
 _NORMAL_VARIANCE = 36.0
 
 
+# Of the series in likelihoods: the bound of the neglected terms holds from 5 terms on.
+_MIN_TERMS, _MAX_TERMS, _MAX_SERIES_RHO = 5, 160, 0.8
+_NEGLECTED = 5e-13  # neglected terms over the smallest cell of independent features, times 2π / 1.2
+_MAX_GAIN = 0.95  # of a cell; what remains of it has a relative error of 20 times _NEGLECTED
 # x_m = He_m(h) / √(m + 1)! has x_{m+1} = _RISE[m] h x_m − _FALL[m] x_{m−1}.
-_ORDERS = np.arange(_N_TERMS)
+_ORDERS = np.arange(_MAX_TERMS)
 _RISE = 1.0 / np.sqrt(_ORDERS + 2.0)
 _FALL = _ORDERS / np.sqrt((_ORDERS + 1.0) * (_ORDERS + 2.0))
 # Rows of the memory of `_solve_weak_tables`; the coefficients of the series follow.
@@ -511,30 +517,102 @@ def _log_likelihood(n11: float, n10: float, n01: float, n00: float, cells: _Cell
     return total + (max(n01, 0.0) * cells[2] + max(n00, 0.0) * cells[3])
 
 
+@_callee
+def _fill_terms(thresholds: _Floats, terms: _Floats) -> None:
+    """Fill φ(h) x_m of all features; products for two features are the terms of their series."""
+    for feature in range(thresholds.size):
+        terms[0, feature] = norm_pdf(thresholds[feature])
+    for m in range(_MAX_TERMS - 1):
+        x, previous_x, next_x = terms[m], terms[max(m - 1, 0)], terms[m + 1]
+        for feature in range(thresholds.size):
+            risen = _RISE[m] * thresholds[feature] * x[feature]
+            next_x[feature] = risen - _FALL[m] * previous_x[feature]
+
+
+@callee(**_OPTIONS, fastmath={"contract"})
+def _add_terms(x: float, y: _Floats, rho: _Floats, total: _Floats) -> None:
+    """Multiply sums by ρ and add x y, for pairs of one feature with several others."""
+    for lane in range(rho.size):
+        total[lane] = total[lane] * rho[lane] + x * y[lane]
+
+
+@_callee
+def _count_terms(rho: _Floats, shares: _Floats) -> int:
+    """Return how many terms of the series these pairs need; 0 if more than _MAX_TERMS.
+
+    `shares` are the smallest cells of independent features, times exp((h² + k²) / 4). Pairs with
+    strong correlations do not count.
+    """
+    largest, least = 0.0, math.inf
+    for lane in range(rho.size):
+        if abs(rho[lane]) <= _MAX_SERIES_RHO:
+            largest, least = max(largest, abs(rho[lane])), min(least, shares[lane])
+    if largest == 0.0 or not least > 0.0:
+        return _MIN_TERMS if least > 0.0 else 0
+    needed = math.log(_NEGLECTED * least) / math.log(largest)
+    return max(_MIN_TERMS, math.ceil(needed)) if needed <= _MAX_TERMS else 0
+
+
 @_kernel
 def _fill_likelihood(
     n: _Floats,
     ones_i: _Floats,
     ones_j: _Floats,
     joint: _Floats,
-    h: _Floats,
-    k: _Floats,
+    thresholds: _Floats,
+    i: npt.NDArray[np.int64],
+    j: npt.NDArray[np.int64],
     rho: _Floats,
     log_likelihood: _Floats,
 ) -> None:
     """Fill flat contiguous arrays; NaN where a table or an argument is not in range."""
-    for t in range(n.size):
-        n11 = joint[t]
-        n10 = ones_i[t] - n11
-        n01 = ones_j[t] - n11
-        # In this order each difference of floats is exact or relative to the cell.
-        n00 = (n[t] - max(ones_i[t], ones_j[t])) - (min(ones_i[t], ones_j[t]) - n11)
-        least = min(min(n11, n10), min(n01, n00))
-        if least >= -_ROUNDING * n[t] and math.isfinite(n11 + n10 + n01 + n00):
-            cells = _log_cells(h[t], k[t], rho[t])
+    terms = np.empty((_MAX_TERMS, thresholds.size))
+    tails, shares = np.empty((thresholds.size, 2)), np.empty(thresholds.size)
+    _fill_terms(thresholds, terms)
+    for feature in range(thresholds.size):
+        p, q = _both_tails(thresholds[feature])
+        tails[feature, 0], tails[feature, 1] = p, q
+        # NaN if the threshold is not finite: then there is no series.
+        shares[feature] = min(p, q) * math.exp(0.25 * thresholds[feature] ** 2)
+    sums, start = np.empty(_LANES), 0
+    while start < n.size:
+        left, first, stop = i[start], j[start], start + 1
+        while (
+            stop < min(n.size, start + _LANES)
+            and i[stop] == left
+            and j[stop] == first + stop - start
+        ):
+            stop += 1
+        own, others = rho[start:stop], slice(first, first + stop - start)
+        n_terms = _count_terms(own, shares[left] * shares[others])
+        sums[:] = 0.0
+        for m in range(n_terms - 1, -1, -1):
+            _add_terms(terms[m, left], terms[m, others], own, sums)
+        for t in range(start, stop):
+            n11 = joint[t]
+            n10 = ones_i[t] - n11
+            n01 = ones_j[t] - n11
+            # In this order each difference of floats is exact or relative to the cell.
+            n00 = (n[t] - max(ones_i[t], ones_j[t])) - (min(ones_i[t], ones_j[t]) - n11)
+            least = min(min(n11, n10), min(n01, n00))
+            if not (least >= -_ROUNDING * n[t] and math.isfinite(n11 + n10 + n01 + n00)):
+                log_likelihood[t] = math.nan
+                continue
+            p_i, q_i, p_j, q_j = tails[left, 0], tails[left, 1], tails[j[t], 0], tails[j[t], 1]
+            c11, c10, c01, c00 = p_i * p_j, p_i * q_j, q_i * p_j, q_i * q_j
+            gain = rho[t] * sums[t - start]
+            smallest = min(c11, c00) if gain < 0.0 else min(c10, c01)
+            if n_terms and abs(rho[t]) <= _MAX_SERIES_RHO and abs(gain) <= _MAX_GAIN * smallest:
+                cells = (
+                    math.log(c11 + gain),
+                    math.log(c10 - gain),
+                    math.log(c01 - gain),
+                    math.log(c00 + gain),
+                )
+            else:
+                cells = _log_cells(thresholds[left], thresholds[j[t]], rho[t])
             log_likelihood[t] = _log_likelihood(n11, n10, n01, n00, cells)
-        else:
-            log_likelihood[t] = math.nan
+        start = stop
 
 
 def log_cells(h: npt.ArrayLike, k: npt.ArrayLike, rho: npt.ArrayLike) -> _Floats:
@@ -561,39 +639,41 @@ def log_cells(h: npt.ArrayLike, k: npt.ArrayLike, rho: npt.ArrayLike) -> _Floats
 
 
 def pair_log_likelihood(
-    n: npt.ArrayLike,
-    ones_i: npt.ArrayLike,
-    ones_j: npt.ArrayLike,
-    joint: npt.ArrayLike,
-    h: npt.ArrayLike,
-    k: npt.ArrayLike,
+    table: Sequence[npt.ArrayLike],
+    thresholds: npt.ArrayLike,
+    i: npt.ArrayLike,
+    j: npt.ArrayLike,
     rho: npt.ArrayLike,
 ) -> _Floats:
-    """Compute the log-likelihood Σ count · log P(cell) of every pair, in nats, elementwise.
+    """Compute the log-likelihood Σ count · log P(cell) of every pair, in nats.
 
-    Arguments broadcast together and are never expanded in memory. The binomial coefficient is left
-    out, because it depends on no parameter.
+    The binomial coefficient is left out, because it depends on no parameter.
 
     Parameters
     ----------
-    n, ones_i, ones_j, joint
-        Rows where both features are observed, and those with x_i = 1, with x_j = 1, with both.
-        Counts up to 2⁵³, or floats.
-    h, k, rho
-        As in `log_cells`.
+    table
+        Rows where both features are observed, and those with x_i = 1, with x_j = 1, with both,
+        (n_pairs,) each. Counts up to 2⁵³, or floats.
+    thresholds
+        Thresholds of all features, within ±MAX_THRESHOLD = ±10, (n_features,).
+    i, j, rho
+        Features of each pair, and the correlations of their latents, strictly within ±1,
+        (n_pairs,). Pairs of one feature i with successive j take the least time.
 
     Returns
     -------
-    array
+    array of (n_pairs,)
         Log-likelihoods, all of them finite. An empty cell adds nothing, however unlikely it is;
         in tables of floats a cell below zero by less than 10⁻¹² n counts as empty.
     """
-    arguments = {"n": n, "ones_i": ones_i, "ones_j": ones_j, "joint": joint}
-    arguments |= {"h": h, "k": k, "rho": rho}
-    with _iter_buffers(arguments.values(), (None,), (np.float64,)) as pairs:
-        for buffers in pairs:
-            _fill_likelihood(*buffers)
-        log_likelihood: _Floats = pairs.operands[-1]
+    floats = [np.ascontiguousarray(x, np.float64) for x in (*table, thresholds, rho)]
+    features = [np.ascontiguousarray(x, np.int64) for x in (i, j)]
+    log_likelihood = np.empty(len(floats[-1]))
+    _fill_likelihood(*floats[:5], *features, floats[-1], log_likelihood)
+    arguments: dict[str, npt.ArrayLike] = dict(
+        zip(("n", "ones_i", "ones_j", "joint"), floats[:4], strict=True)
+    )
+    arguments |= {"h": floats[4][features[0]], "k": floats[4][features[1]], "rho": floats[-1]}
     rule = f"cells are finite and not negative, {_ALLOWED_RANGES}"
     _check_values(log_likelihood, rule, arguments)
     return log_likelihood

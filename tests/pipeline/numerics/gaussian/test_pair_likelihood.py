@@ -22,8 +22,14 @@ positive_cells = st.tuples(*[st.integers(1, 10**6)] * 4)
 
 
 def table(n11, n10, n01, n00):
-    """Arguments of `pair_log_likelihood` from the four cells."""
+    """The counts of a table from its four cells."""
     return n11 + n10 + n01 + n00, n11 + n10, n11 + n01, n11
+
+
+def likelihood(counts, h, k, rho):
+    """Return the log-likelihood of one pair of features, which are the only ones."""
+    (value,) = pair_log_likelihood([[count] for count in counts], [h, k], [0], [1], [rho])
+    return value
 
 
 def precise_cells(h, k, rho):
@@ -127,8 +133,8 @@ def test_likelihood_is_that_of_scipy(h, k, rho):
     counts = n11, n10, n01, n00 = np.array([120, 35, 61, 9])
     orthants = [(-h, -k, rho), (-h, k, -rho), (h, -k, -rho), (h, k, rho)]
     shares = [multivariate_normal.cdf([a, b], cov=[[1, r], [r, 1]]) for a, b, r in orthants]
-    likelihood = pair_log_likelihood(*table(n11, n10, n01, n00), h, k, rho)
-    assert likelihood == pytest.approx(counts @ np.log(shares), rel=1e-6)
+    value = likelihood(table(n11, n10, n01, n00), h, k, rho)
+    assert value == pytest.approx(counts @ np.log(shares), rel=1e-6)
 
 
 @given(positive_cells)
@@ -138,18 +144,18 @@ def test_tetrachoric_estimates_give_back_the_shares(counts):
     correlation, _ = tetrachoric(n, ones_i, ones_j, joint)
     assume(abs(correlation) < MAX_CORRELATION)
     h, k = -ndtri(ones_i / n), -ndtri(ones_j / n)
-    likelihood = pair_log_likelihood(n, ones_i, ones_j, joint, h, k, correlation)
-    assert likelihood == pytest.approx(counts @ np.log(np.divide(counts, n)), rel=1e-9)
+    value = likelihood((n, ones_i, ones_j, joint), h, k, correlation)
+    assert value == pytest.approx(counts @ np.log(np.divide(counts, n)), rel=1e-9)
 
 
 @pytest.mark.parametrize("rho", [-LAST, -0.99, 0.99, LAST])
 def test_empty_cells_add_nothing(rho):
     p11, p10, p01, p00 = log_cells(3.0, 3.0, rho)
-    both = pair_log_likelihood(*table(2, 0, 0, 7), 3.0, 3.0, rho)
+    both = likelihood(table(2, 0, 0, 7), 3.0, 3.0, rho)
     assert both == pytest.approx(2 * p11 + 7 * p00, rel=1e-15)
-    one = pair_log_likelihood(*table(0, 2, 5, 0), 3.0, 3.0, rho)
+    one = likelihood(table(0, 2, 5, 0), 3.0, 3.0, rho)
     assert one == pytest.approx(2 * p10 + 5 * p01, rel=1e-15)
-    assert pair_log_likelihood(0, 0, 0, 0, 3.0, 3.0, rho) == 0
+    assert likelihood((0, 0, 0, 0), 3.0, 3.0, rho) == 0
 
 
 @pytest.mark.parametrize(
@@ -162,8 +168,8 @@ def test_empty_cells_add_nothing(rho):
     ],
 )
 def test_a_cell_below_zero_by_rounding_is_empty(counts, empty, arguments):
-    expected = pair_log_likelihood(*empty, *arguments)
-    assert pair_log_likelihood(*counts, *arguments) == pytest.approx(expected, rel=1e-12)
+    expected = likelihood(empty, *arguments)
+    assert likelihood(counts, *arguments) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -176,10 +182,25 @@ def test_a_cell_below_zero_by_rounding_is_empty(counts, empty, arguments):
 )
 def test_arguments_out_of_range_are_refused_by_name(name, bad):
     arguments = {"h": 0.1, "k": 0.2, "rho": 0.3} | {name: np.array([[0.5, bad]])}
-    refusal = rf"at \(0, 1\) has .*\b{name}={bad}[, ].*thresholds lie within ±10 and corr"
-    with pytest.raises(FitError, match=refusal):
+    refusal = rf"has .*\b{name}={bad}[, ].*thresholds lie within ±10 and corr"
+    with pytest.raises(FitError, match=rf"at \(0, 1\) {refusal}"):
         log_cells(**arguments)
-    with pytest.raises(FitError, match=refusal):
-        pair_log_likelihood(10, 5, 5, 2, **arguments)
-    with pytest.raises(FitError, match=refusal):
-        pair_log_likelihood(0, 0, 0, 0, **arguments)
+    h, k, rho = (np.broadcast_to(values, (1, 2))[0] for values in arguments.values())
+    for n, ones in ((10, 5), (0, 0)):
+        counts = [[n] * 2, [ones] * 2, [ones] * 2, [ones // 2] * 2]
+        with pytest.raises(FitError, match=rf"at \(1,\) {refusal}"):
+            pair_log_likelihood(counts, [*h, *k], [0, 1], [2, 3], rho)
+
+
+@pytest.mark.parametrize(("spread", "strength"), [(0.3, 0.1), (0.3, 0.5), (1.0, 0.9), (4.0, 0.5)])
+def test_many_pairs_have_the_likelihood_of_their_cells(spread, strength):
+    rng = np.random.default_rng(1)
+    thresholds = np.clip(rng.normal(0, spread, 70), -10, 10)
+    i, j = np.triu_indices(70, 1)
+    kept = rng.random(len(i)) < 0.95
+    i, j = i[kept], j[kept]
+    rho = np.tanh(rng.normal(0, strength, len(i)))
+    cells = log_cells(thresholds[i], thresholds[j], rho)
+    counts = rng.multinomial(1000, np.exp(cells) / np.exp(cells).sum(axis=1, keepdims=True))
+    values = pair_log_likelihood(table(*counts.T), thresholds, i, j, rho)
+    np.testing.assert_allclose(values, (counts * cells).sum(axis=1), rtol=1e-11, atol=1e-9)
