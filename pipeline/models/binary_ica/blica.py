@@ -330,7 +330,7 @@ class BLICA(ProbitICA):
         after_all_rows = max(n_folds * estimates, gaps + resampled)
         bytes_per_segment = n_pairs * (n_groups * counts + estimates + after_all_rows)
         bytes_per_segment += n_folds * 4 * 2 * min(n_pairs // 2, MAX_PAIRS)  # tables of uint16
-        bytes_per_segment += 3 * 8 * LBFGS_MEMORY * n_features  # of the search, mostly scales
+        bytes_per_segment += 2 * 8 * LBFGS_MEMORY * n_features  # of the search, mostly scales
         # Tables and correlations of a strip with copies, or a matrix for its eigenvalues.
         bytes_per_thread = 5 * 8 * max(n_pairs, _PAIRS_PER_SLICE)
         return n_segments * bytes_per_segment + n_threads * bytes_per_thread
