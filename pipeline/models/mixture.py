@@ -2,8 +2,9 @@
 
 Each fit, or each number of components that is tried, begins with short runs from random starts, and
 continues from the best of them until it has converged (C. Biernacki, G. Celeux, G. Govaert,
-Computational Statistics & Data Analysis 41, 2003). If the number of components is not set, it is
-doubled from 1 while the likelihood of held-out rows increases.
+Computational Statistics & Data Analysis 41, 2003). By default, if no value is missing, there are
+ten starts, of which the best three go on after eight passes. If the number of components is not
+set, it is doubled from 1 while the likelihood of held-out rows increases.
 
 With `max_components`, every number from 1 on is fitted to all rows, one after the other, and the
 fit ends with the chosen number, or with that of the lowest BIC. `pipeline.fitting.class_numbers`
@@ -12,6 +13,7 @@ then compares them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -30,7 +32,6 @@ from pipeline.learning.held_out import (
 )
 from pipeline.models.base import Model
 from pipeline.models.capabilities import FitRecord
-from pipeline.models.settings import choose_number_of_starts
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.vocabulary import CLASSES, Vocabulary
 from pipeline.params import get_named_arrays, params_from_arrays
@@ -39,7 +40,7 @@ from pipeline.statistics.sums import Sums
 
 _MIN_ROWS_TO_CHOOSE = 100  # about ten of them are held out
 _MAX_SLIGHT_SMOOTHING = 1e-3  # it costs about as many nats for each probability near 0 or 1
-_COMPARED_STARTS = 10  # of each number of components, unless the user sets more or fewer
+_STARTS, _FIRST_PASSES, _FINALISTS = 10, 8, 3  # unless the user sets their number
 _START_DIAGNOSTICS = ("starts", "starts_at_best", "next_start_below")
 
 
@@ -132,13 +133,13 @@ class Mixture(Model):
 
     def _begin_stage(self, state: FitState, n_components: int, held_out: float) -> FitState:
         """Begin with this number of components, from several starts if they differ."""
-        n_starts = choose_number_of_starts(
-            self.starts, is_complete=bool(state.auxiliary["is_complete"])
-        )
-        if self.n_compared is not None:
-            n_starts = self.starts or _COMPARED_STARTS
+        n_starts = self.starts or _STARTS
         is_single = n_components == 1 or (n_starts == 1 and not self.single_start_is_short)
         auxiliary = {**state.auxiliary, "short": np.array(not is_single)}
+        # Where few rows or features link parts of the data, few passes tell little about a start.
+        is_complete, is_compared = bool(state.auxiliary["is_complete"]), self.n_compared is not None
+        if self.starts is None and is_complete and not is_compared and not is_single:
+            auxiliary["is_first_round"] = np.array(True)
         working = self._make_working(held_out, is_short=not is_single)
         state = replace(state, working=working, auxiliary=auxiliary, diagnostics={})
         starts = tuple(
@@ -149,7 +150,7 @@ class Mixture(Model):
 
     def _begin_long_run(self, state: FitState, held_out: float) -> FitState:
         """Begin a run that continues until it has converged."""
-        auxiliary = {**state.auxiliary, "short": np.array(False)}
+        auxiliary = {**_leave_first_round(state), "short": np.array(False)}
         working = self._make_working(held_out, is_short=False)
         return replace(state, working=working, auxiliary=auxiliary, starts=())
 
@@ -163,9 +164,22 @@ class Mixture(Model):
 
     def get_convergence_criterion(self, state: FitState) -> ObjectiveCriterion:
         """Stop on the change of the objective, sooner in the short runs."""
-        is_short = bool(state.auxiliary.get("short", False))
+        is_short, max_iter = bool(state.auxiliary.get("short", False)), self.max_iter
+        if "is_first_round" in state.auxiliary:
+            max_iter = min(max_iter, _FIRST_PASSES)
         tol = max(self.tol, is_short * self.short_run_tol)
-        return ObjectiveCriterion(self.max_iter, tol, float(state.auxiliary.get("weight", 1)))
+        return ObjectiveCriterion(max_iter, tol, float(state.auxiliary.get("weight", 1)))
+
+    def select_starts(self, ranked: Mapping[str, Sequence[FitState]]) -> FitState:
+        """Go on with a few starts after the first passes, and with the best one after that."""
+        (starts,) = ranked.values()
+        if "is_first_round" not in starts[0].auxiliary:
+            return self.select_start(starts[0])
+        finalists = tuple(
+            replace(start, auxiliary=_leave_first_round(start), diagnostics={})
+            for start in starts[:_FINALISTS]
+        )
+        return replace(finalists[0], starts=finalists)
 
     def select_start(self, state: FitState) -> FitState:
         """Continue with the best start."""
@@ -322,3 +336,7 @@ class Mixture(Model):
                 "that was compared; set a larger {max_components}"
             ),
         )
+
+
+def _leave_first_round(state: FitState) -> Arrays:
+    return {name: own for name, own in state.auxiliary.items() if name != "is_first_round"}

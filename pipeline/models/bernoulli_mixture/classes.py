@@ -105,10 +105,9 @@ class ClassMixture(Mixture):
         return {"overall_means": first.means, "overall_deviations": deviations}
 
     def select_starts(self, ranked: Mapping[str, Sequence[FitState]]) -> FitState:
-        """Continue with the best start, of those without a collapsed component if there are any."""
+        """Prefer starts without a collapsed component."""
         (starts,) = ranked.values()
-        sensible = (start for start in starts if not self._has_collapsed(start))
-        return self.select_start(next(sensible, starts[0]))
+        return super().select_starts({"": sorted(starts, key=self._has_collapsed)})
 
     def _has_collapsed(self, state: FitState) -> bool:
         rows = state.auxiliary.get("number_rows")

@@ -125,8 +125,8 @@ class BernoulliMixture(ClassMixture):
         Pseudo-counts of ones, of zeros and of rows in every component; also the number of rows
         with the mean and the variance of all rows that is added for every continuous feature.
     starts
-        Number of short runs; the fit continues with the best. None takes 3, or 10 if values are
-        missing or numbers of components are compared.
+        Number of short runs; the fit continues with the best. None takes 10; unless values are
+        missing or numbers of components are compared, only the best 3 go on after 8 passes.
     blrt
         Number of draws of the bootstrap likelihood-ratio test of each number of components against
         one fewer, up to max_components or n_components; 0 leaves it out.

@@ -312,7 +312,7 @@ def test_patterns_choose_the_number_of_components_that_rows_choose() -> None:
     kinds = rng.choice(3, 4000, p=WEIGHTS)
     X = (rng.random((4000, 8)) < PROBABILITIES[kinds]).astype(np.uint8)
     patterns, counts = np.unique(X, axis=0, return_counts=True)
-    model = BernoulliMixture(n_components=None)
+    model = BernoulliMixture(n_components=None, starts=3)
     by_row, by_pattern = (
         fit_model(model, make_memory_rows(data), SERIAL)
         for data in (DenseData(X), DenseData(patterns, weights=counts))
@@ -393,3 +393,20 @@ def test_a_warm_start_numbers_classes_like_the_most_similar_earlier_ones() -> No
     assert [*model.sort_components(fresh, weights, now)] == [0, 2, 1]
     assert [*model.sort_components(model.keep_order(fresh, first), weights, now)] == [1, 2, 0]
     assert [*model.sort_components(model.keep_order(fresh, now), weights, now)] == [0, 1, 2]
+
+
+def test_a_few_of_ten_starts_go_on_and_one_finds_all_components() -> None:
+    rng = np.random.default_rng(1)
+    truth = BernoulliMixtureParams(rng.beta(0.7, 0.7, (8, 16)), rng.dirichlet(np.full(8, 5.0)))
+    model = BernoulliMixture(8, errors="none")
+    X = model.sample(truth, 1000, rng)
+    states = list[FitState]()
+    rows = make_memory_rows(DenseData(X))
+    state = fit_model(model, rows, SerialExecutor(), checkpoint=states.append)
+    assert {len(own.starts) for own in states} == {10, 3, 0}
+    assert state.diagnostics["starts"] == 3
+    found, expected = (
+        model.log_likelihood(params, pack_block(X), RowRandom(0)).nats.sum()
+        for params in (state.params, truth)
+    )
+    assert found > expected

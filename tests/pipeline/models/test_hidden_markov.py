@@ -177,6 +177,16 @@ def test_a_fit_is_at_least_as_likely_as_the_truth(
     assert_allclose(fitted.params.transition[np.ix_(order, order)], truth.transition, atol=0.03)
 
 
+def test_one_of_ten_starts_finds_states_that_most_starts_miss() -> None:
+    truth, model = draw_params(4, 4, seed=6, stay=0.95), HiddenMarkov(4)
+    data = DenseData(model.sample(truth, 1500, np.random.default_rng(6)))
+    params = fit_model(model, make_memory_rows(data), SERIAL).params
+    found, expected = (
+        sum_in_logarithms(own, compute_densities(own, data)) for own in (params, truth)
+    )
+    assert found > expected
+
+
 def test_results_are_the_same_bytes_however_they_are_computed(
     drawn: tuple[HiddenMarkovParams, DenseData], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -200,7 +200,8 @@ def draw_two_clouds(seed: int, n_features: int) -> lb.Dataset:
 
 
 def test_components_of_few_rows_close_together_are_named() -> None:
-    fitted = lb.fit(draw_two_clouds(4, 2), "bernoulli-mixture", components=4, smoothing=1e-3)
+    settings = {"components": 4, "smoothing": 1e-3, "starts": 3}
+    fitted = lb.fit(draw_two_clouds(4, 2), "bernoulli-mixture", **settings)
     (warning,) = (w for w in fitted.warnings if "few rows" in w)
     assert "class 4 with 13.6 rows" in warning
     assert "'x0'" in warning or "'x1'" in warning
