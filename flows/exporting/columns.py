@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pipeline.data.features import Feature, find_nominal, read_features
 from pipeline.models.latent_trait.design import UNUSED_LOG_ODDS
 from pipeline.models.loading_pattern import read_trait_names
+from pipeline.models.registry import read_vocabulary
 from pipeline.params import DimensionLabels, label_positions
 from storage.artifacts.artifacts import Artifact
 from storage.display import list_trait_names
@@ -156,9 +157,10 @@ def read_level_columns(
     elif "level_probabilities" in artifact:
         array = "level_probabilities"
         values, errors = artifact[array], artifact.get(f"{array}_error")
+        component = read_vocabulary(artifact.manifest).component
         columns = [
             ParameterColumn(
-                "class", f"_{k + 1}", own[shown], None if errors is None else errors[k][shown]
+                component, f"_{k + 1}", own[shown], None if errors is None else errors[k][shown]
             )
             for k, own in enumerate(values)
         ]

@@ -60,6 +60,13 @@ def test_levels_of_classes_are_stacked_bars(tmp_path: Path) -> None:
     assert [name for name, _ in table.rows] == [*expected, "q3 = perhaps"]
 
 
+def test_levels_of_states_are_named_after_states(tmp_path: Path) -> None:
+    fitted = make_report(model="hidden-markov", components=2, max_iter=1).fitted
+    table = make_level_table(fitted.artifact)
+    assert table is not None
+    assert table.columns == ("state 1", "state 2")
+
+
 def test_two_categories_have_a_bar_each_and_no_lowest_level() -> None:
     rng = np.random.default_rng(6)
     X = np.column_stack(
