@@ -128,6 +128,7 @@ def centred_e_step(
     codes = np.empty((0, 0) if row_means is None else row_means.shape)
     variances = np.empty((0, 0) if row_variances is None else codes.shape)
     own_weights = np.ones(len(X)) if row_weights is None else row_weights
+    row_nats = np.empty(len(X))
     z, log_v = gauss_hermite(nodes_per_axis or CENTRED_NODES_PER_AXIS[q][0], q)
     log_v = log_v + 0.5 * (z**2).sum(axis=1)
     gradient = np.zeros((n_features, q + 1))
@@ -160,8 +161,9 @@ def centred_e_step(
         largest = log_mass.max(axis=0)
         share = np.exp(log_mass - largest)
         totals = share.sum(axis=0)
-        nats = batch.weights * (largest + np.log(totals))
-        log_likelihood += float(nats[: batch.n_rows].sum())
+        nats = (largest + np.log(totals))[: batch.n_rows]
+        row_nats[batch.rows] = nats
+        log_likelihood += float((batch.weights[: batch.n_rows] * nats).sum())
         if row_means is not None:
             mean = (share * x[:q]).sum(axis=1) / totals
             codes[batch.rows] = mean[:, : batch.n_rows].T
@@ -177,7 +179,8 @@ def centred_e_step(
         total = products @ share.reshape(-1)
         moments[j, k] += total
     moments[k, j] = moments[j, k]
-    return NewtonStatistics(gradient, curvature, moments, log_likelihood, 0, codes, variances)
+    sums = gradient, curvature, moments, log_likelihood, 0
+    return NewtonStatistics(*sums, codes, variances, row_nats)
 
 
 def iter_row_batches(

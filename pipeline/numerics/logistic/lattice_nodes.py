@@ -282,6 +282,9 @@ def lattice_e_step(
     codes = np.empty((0, 0) if row_means is None else row_means.shape)
     if row_means is not None:
         codes[is_complete], codes[is_masked] = complete.codes[~is_outside], others.codes
+    nats = np.empty(len(X))
+    nats[is_complete] = complete.row_log_likelihoods[~is_outside]
+    nats[is_masked] = others.row_log_likelihoods
     return NewtonStatistics(
         complete.gradient + others.gradient,
         complete.curvature + others.curvature,
@@ -289,6 +292,7 @@ def lattice_e_step(
         complete.log_likelihood + others.log_likelihood,
         0,
         codes,
+        row_log_likelihoods=nats,
     )
 
 
@@ -330,6 +334,7 @@ def _sum_on_lattice(
     free = pad_axes(weights, offsets)
     gradient, mass, log_likelihood = np.zeros((n_features, q + 1)), np.zeros(len(log_joint)), 0.0
     codes = np.empty((0, 0) if row_means is None else row_means.shape)
+    nats = np.empty(len(X))
     n_rows = max(min(_MAX_BATCH_ROWS, _MAX_BATCH_VALUES // n_features), 1)
     for start in range(0, len(X), n_rows):
         check_cancelled()
@@ -341,12 +346,14 @@ def _sum_on_lattice(
         mean = np.empty((len(bits), 3))
         table, masses = log_joint.reshape(shape), mass.reshape(shape)
         steps = lattice.spacing, lattice.max_loss
-        log_likelihood += sum_row_nodes(linear, own_weights, table, *steps, mean, masses)
+        sums = mean, masses, nats[rows]
+        log_likelihood += sum_row_nodes(linear, own_weights, table, *steps, *sums)
         outside = (np.abs(mean[:, 3 - q :]) > limit).any(axis=1)
         if outside.any():  # take them back
-            unused = np.empty((np.count_nonzero(outside), 3))
+            n_outside = np.count_nonzero(outside)
+            unused = np.empty((n_outside, 3)), masses, np.empty(n_outside)
             taken = linear[outside], -own_weights[outside]
-            log_likelihood += sum_row_nodes(*taken, table, *steps, unused, masses)
+            log_likelihood += sum_row_nodes(*taken, table, *steps, *unused)
             is_outside[rows] = outside
             own_weights = np.where(outside, 0.0, own_weights)
         if row_means is not None:
@@ -358,9 +365,10 @@ def _sum_on_lattice(
     log_likelihood += float(row_weights[~is_outside].sum()) * q * log_scale
     curvature = np.zeros((n_features, (q + 1) * (q + 2) // 2))
     moments = np.zeros((q + 1, q + 1))
-    sums = NewtonStatistics(gradient, curvature, moments, log_likelihood, 0, codes)
-    _add_curves(weights, offsets, points, mass, sums)
-    return sums, is_outside
+    by_row = codes, np.empty((0, 0)), nats + q * log_scale
+    found = NewtonStatistics(gradient, curvature, moments, log_likelihood, 0, *by_row)
+    _add_curves(weights, offsets, points, mass, found)
+    return found, is_outside
 
 
 def _add_curves(
@@ -388,7 +396,8 @@ def _add_curves(
     sums.moments[k, j] = sums.moments[j, k]
 
 
-@lru_cache(4)  # tasks of a pass need the same, unless the means of their rows' priors differ much
+@lru_cache(16)  # tasks of a pass need the same: one, or several if the means of their rows' priors
+# differ much, or if there is a mixture
 def tabulate_nodes(weight_bytes: bytes, offset_bytes: bytes, lattice: Lattice) -> Floats:
     """Return −A(x) − ½ xᵀx at the nodes, (n_nodes,), for the bytes of weights and offsets."""
     offsets = np.frombuffer(offset_bytes).copy()  # kernels would compile anew for constants
@@ -425,12 +434,13 @@ def sum_row_nodes(
     max_loss: float,
     mean: Floats,
     mass: Floats,
+    nats: Floats,
 ) -> float:
     """Add each row's posterior to the mass of the nodes, and return Σ_n r_n log Σ_l P(t_n, x_l).
 
     `linear` is s_n, (n_rows, 4), and `mean` receives the posterior means, (n_rows, 3); unused axes
-    come first. `row_weights` are r_n, (n_rows,). `log_joint` and `mass` are those of the nodes,
-    along three axes.
+    come first. `nats` receives log Σ_l P(t_n, x_l), (n_rows,). `row_weights` are r_n, (n_rows,).
+    `log_joint` and `mass` are those of the nodes, along three axes.
     """
     wide_vectors()
     shape = log_joint.shape
@@ -444,11 +454,15 @@ def sum_row_nodes(
         best = climb(slope, log_joint, at)
         n_chunks = collect_chunks(slope, log_joint, at, best - max_loss, chunks, values)
         weight = row_weights[n]
-        total += weight * _add_chunks(chunks[:n_chunks], values, best, weight, mean[n], mass)
+        own = _add_chunks(chunks[:n_chunks], values, best, weight, mean[n], mass)
+        total += weight * own
         # Places along an axis are counted from its first node, not from the origin.
         total += weight * linear[n, 3]
+        nats[n] = own + linear[n, 3]
         for axis in range(3):
-            total -= weight * (slope[axis] * (shape[axis] // 2))
+            to_origin = slope[axis] * (shape[axis] // 2)
+            total -= weight * to_origin
+            nats[n] -= to_origin
             mean[n, axis] = spacing * (mean[n, axis] - shape[axis] // 2)
     return total
 

@@ -36,6 +36,8 @@ class NewtonStatistics(NamedTuple):
         ⟨x⟩ of each row, (n_samples, q), if rows have prior means of their own; else empty.
     variances
         Variances of x in each row, (n_samples, q), if rows also have prior variances; else empty.
+    row_log_likelihoods
+        log P(t_n), (n_samples,), whatever the weights of the rows; empty if not computed.
     """
 
     gradient: Floats
@@ -45,6 +47,7 @@ class NewtonStatistics(NamedTuple):
     rounds: int
     codes: Floats = _NO_CODES
     variances: Floats = _NO_CODES
+    row_log_likelihoods: Floats = _NO_CODES
 
 
 def unpack_triangles(triangles: Floats, size: int) -> Floats:

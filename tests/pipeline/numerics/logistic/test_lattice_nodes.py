@@ -84,8 +84,12 @@ def test_rows_with_missing_values_have_centred_nodes():
         centred_e_step(X[~is_complete], observed[~is_complete], weights, offsets),
     )
     whole = lattice_e_step(X, observed, weights, offsets)
-    for total, *values in zip(whole, *parts, strict=True):
+    *totals, nats = whole
+    for total, *values in zip(totals, *(part[:-1] for part in parts), strict=True):
         np.testing.assert_array_equal(total, values[0] + values[1])
+    np.testing.assert_array_equal(nats[is_complete], parts[0].row_log_likelihoods)
+    np.testing.assert_array_equal(nats[~is_complete], parts[1].row_log_likelihoods)
+    assert nats.sum() == pytest.approx(whole.log_likelihood, rel=1e-12)
 
 
 def test_so_have_all_rows_where_a_lattice_would_be_too_large():
