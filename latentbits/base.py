@@ -69,7 +69,7 @@ from pipeline.models.capabilities import (
     check_can_reconstruct,
     check_can_sample,
 )
-from pipeline.models.settings import AUTO, list_hyperparameters
+from pipeline.models.settings import AUTO, list_settings
 from pipeline.params import get_array, get_named_arrays, list_arrays
 from pipeline.statistics.counts import PairCounts
 from pipeline.statistics.labels import SEGMENT
@@ -253,7 +253,13 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         return self._set_fitted(fitted)
 
     def _make_request(self, **asked: Any) -> FitRequest:
-        settings = {name: getattr(self, name) for name in list_hyperparameters(self.model_class)}
+        settings = {  # those at their defaults are left out: others may follow from `dynamics`
+            own.name: value
+            for own in list_settings(self.model_class)
+            if own.init and own.name != "n_components"
+            for value in [getattr(self, own.name)]
+            if type(value) is not type(own.default) or value != own.default
+        }
         if not self._finds_segments:
             settings.pop("n_segments", None)  # the rows have been divided already
         # None is the default number in `fit`, but the model's choice in estimators.
