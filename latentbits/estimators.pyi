@@ -1047,6 +1047,11 @@ class LatentTrait(WeightedModelEstimator):
     innovation
         Variance of the change of a position in a unit of time with `dynamics=walk`, in
         units of the variance of first positions. None estimates it.
+    tree
+        Numbers of children, level by level, of a tree of models in planes; see `TraitTree`.
+        With `3,2`, the rows are split softly among three models, and those of each among
+        two. It takes `prior_precision` (0.1 by default), `constant_features`,
+        `acceleration`, `max_iter` and `tol` (1e-4).
     max_iter
         Maximum number of passes of a stage. There is a stage for each number of components,
         estimator and density of nodes.
@@ -1090,6 +1095,7 @@ class LatentTrait(WeightedModelEstimator):
     items: Literal["graded", "partial-credit", "rating-scale", "nominal"]
     dynamics: Literal["none", "walk"]
     innovation: float | None
+    tree: tuple[int, ...]
     max_iter: int
     tol: float
     binarize: float | Literal["mean"] | None
@@ -1183,6 +1189,7 @@ class LatentTrait(WeightedModelEstimator):
         items: Literal["graded", "partial-credit", "rating-scale", "nominal"] = "graded",
         dynamics: Literal["none", "walk"] = "none",
         innovation: float | None = None,
+        tree: tuple[int, ...] = (),
         max_iter: int = 500,
         tol: float = 1e-07,
         binarize: float | Literal["mean"] | None = None,

@@ -40,6 +40,7 @@ from flows.report.figures.row_plots import (
 )
 from flows.report.figures.rows import DatasetSample, read_dataset_sample
 from flows.report.figures.states import make_state_table, plot_transitions
+from flows.report.figures.tree_planes import plot_tree_planes
 from flows.report.figures.trees import find_edges, make_edge_table, plot_trees
 from flows.report.findings import summarize_findings
 from flows.report.inputs import (
@@ -229,6 +230,7 @@ def _iter_row_figures(
     if not isinstance(fitted.model, IsMixture) or coded.codes.shape[1] > 1:  # else, codes are 1
         chosen = inputs.options.features
         yield from plot_latent_space(fitted, coded, labels, inputs.layout, chosen)
+        yield from plot_tree_planes(fitted, coded, labels)
         if names is not None and len(coded.codes) <= MAX_NAMED_ROWS:
             has_scale = "trait_mean" in fitted.artifact  # else, anchors had no effect
             anchors = fitted.artifact.manifest.get("anchors", {}) if has_scale else {}

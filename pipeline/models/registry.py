@@ -68,15 +68,16 @@ ALIASES = {"chow-liu": ModelAlias("tree-mixture", {"n_components": 1})}
 
 
 _VARIANTS = {
-    "binary-ica-likelihood": (
-        "segments",
-        "auto",
-        "pipeline.models.binary_ica.hidden_likelihood:HiddenSegmentLikelihood",
-    ),
-    "blica": ("segments", "auto", "pipeline.models.binary_ica.hidden_segments:HiddenSegmentBLICA"),
-    "latent-trait": ("dynamics", "walk", "pipeline.models.latent_trait.walk:WalkingTrait"),
+    "binary-ica-likelihood": {
+        "segments": "pipeline.models.binary_ica.hidden_likelihood:HiddenSegmentLikelihood"
+    },
+    "blica": {"segments": "pipeline.models.binary_ica.hidden_segments:HiddenSegmentBLICA"},
+    "latent-trait": {
+        "dynamics": "pipeline.models.latent_trait.walk:WalkingTrait",
+        "tree": "pipeline.models.latent_trait.tree:TraitTree",
+    },
 }
-"""Models with a class of its own for a value of a setting: the setting, its value, and the class.
+"""Models with a class of its own if a setting is not at its default: the setting, and the class.
 
 Such a class has the name of the model, and may lack some of its settings."""
 
@@ -191,20 +192,30 @@ def select_variant(kind: type[Model], values: dict[str, Any]) -> type[Model]:
     FitError
         If the class lacks a setting.
     """
-    setting, value, path = _VARIANTS.get(kind.name, ("", None, ""))
-    if not setting or values.get(setting) != value:
-        return kind
-    variant: type[Model] = resolve_name(path)
     defaults = {own.name: own.default for own in list_settings(kind)}
+    variants = _VARIANTS.get(kind.name, {})
+    changed = (
+        name
+        for name in variants
+        if name in values and not _is_default(values[name], defaults[name])
+    )
+    if (setting := next(changed, "")) == "":
+        return kind
+    variant: type[Model] = resolve_name(variants[setting])
     names = ("n_components", *list_hyperparameters(variant))
     for name in [name for name in values if name not in names]:
-        if values.pop(name) != defaults[name]:
+        if not _is_default(values.pop(name), defaults[name]):
             raise FitError(
-                f"{{{setting}={value}}} cannot be combined with {{{name}}}. Its other settings "
+                f"{{{setting}}} cannot be combined with {{{name}}}. Its other settings "
                 f"are: {', '.join(own for own in names if own not in (setting, 'n_components'))}.",
                 parameter=name,
             )
     return variant
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    """Return whether a setting is at its default; manifests store tuples as lists."""
+    return bool((tuple(value) if isinstance(value, list) else value) == default)
 
 
 def restore_model(kind: type[Model], recorded: Mapping[str, Any]) -> Model:

@@ -239,7 +239,9 @@ def _make_axis_choices(
     return (AxisChoice("across", "x", options, 0), AxisChoice("up", "y", options, 1))
 
 
-def mark_rows(points: Array, facts: HoverFacts, key: LegendKey) -> tuple[Mark, Array]:
+def mark_rows(
+    points: Array, facts: HoverFacts, key: LegendKey, opacity: float = 0.7
+) -> tuple[Mark, Array]:
     """Return a mark per distinct code, and the positions of the marks in all components.
 
     The area of a mark is proportional to its number of rows.
@@ -251,7 +253,7 @@ def mark_rows(points: Array, facts: HoverFacts, key: LegendKey) -> tuple[Mark, A
     sizes = np.minimum(_POINT_SIZE * np.sqrt(counts), _MAX_POINT_SIZE)
     places = points[first]
     x, y = places[:, :2].T
-    return PointMarks(x, y, key.colour, key.marker, sizes, 0.7, mark_facts), places
+    return PointMarks(x, y, key.colour, key.marker, sizes, opacity, mark_facts), places
 
 
 def describe_rows(coded: CodedRows, rows: NDArray[np.intp]) -> HoverFacts:

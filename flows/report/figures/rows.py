@@ -6,7 +6,7 @@ The cost does not grow with the dataset.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,7 @@ Array = NDArray[np.float64]
 _MAX_CHUNKS = 4
 _MAX_CODED_ROWS, _MAX_CODED_WORK = 2000, 4 << 20  # work: rows x features x components
 _MAX_PAIRED_FEATURES = 400
+_NO_NODES = np.zeros((0, 0))
 _MAX_DRAWN_ROWS, _MAX_DRAWN_CELLS = 20_000, 1 << 23
 
 
@@ -67,6 +68,9 @@ class CodedRows:
         Posterior variances of the codes, (n_rows, n_components); NaN if the model has none.
     words
         Words of the model's field.
+    responsibilities, positions
+        How far each row belongs to each node of a tree of models, (n_rows, n_nodes), and where it
+        is in its plane, (n_rows, n_nodes, 2); empty if the model is no such tree.
     """
 
     codes: Array
@@ -76,6 +80,8 @@ class CodedRows:
     columns: dict[str, NDArray[Any]]
     variances: Array
     words: Vocabulary = PLAIN
+    responsibilities: Array = field(default_factory=lambda: _NO_NODES)
+    positions: Array = field(default_factory=lambda: _NO_NODES)
 
 
 @dataclass(frozen=True)
@@ -241,12 +247,13 @@ def _encode_rows(
         columns,
         variances,
         read_vocabulary(fitted.artifact.manifest),
+        *(codes.get(name, _NO_NODES) for name in ("responsibility", "position")),
     )
 
 
 def _join_coded_rows(parts: list[CodedRows], dataset: BinaryDataset) -> CodedRows:
     coded = {name: np.concatenate([p.columns[name] for p in parts]) for name in parts[0].columns}
-    names = ("codes", "values", "rows", "segments", "variances")
+    names = "codes", "values", "rows", "segments", "variances", "responsibilities", "positions"
     arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
     columns = {name: dataset.decode_texts(name, values) for name, values in coded.items()}
     for name in list_name_columns(dataset):  # figures take texts for names, but not numbers

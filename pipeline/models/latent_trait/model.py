@@ -442,6 +442,11 @@ class LatentTrait(Model):
     innovation
         Variance of the change of a position in a unit of time with `dynamics=walk`, in units of the
         variance of first positions. None estimates it.
+    tree
+        Numbers of children, level by level, of a tree of models in planes; see `TraitTree`. With
+        `3,2`, the rows are split softly among three models, and those of each among two. It takes
+        `prior_precision` (0.1 by default), `constant_features`, `acceleration`, `max_iter` and
+        `tol` (1e-4).
     tol
         Stop once the objective per row has changed by less than this in the last three passes and
         is predicted to change by less in total, nats. The limit for all rows together is 10,000
@@ -482,7 +487,12 @@ class LatentTrait(Model):
         "population_mean",
         "population_covariance",
     )
-    summary_diagnostics: ClassVar[tuple[str, ...]] = ("innovation_variance",)
+    summary_diagnostics: ClassVar[tuple[str, ...]] = (
+        "innovation_variance",
+        "leaves",
+        "top_log_likelihood",
+        "leaf_log_likelihood",
+    )
     codes: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "mean": ("component",),
         "variance": ("component",),
@@ -510,6 +520,7 @@ class LatentTrait(Model):
     items: ItemKind = "graded"
     dynamics: Literal["none", "walk"] = "none"
     innovation: float | None = setting(None, minimum=0)
+    tree: tuple[int, ...] = ()
     max_iter: int = setting(500, minimum=1)
     tol: float = setting(1e-7, above=0, below=1)
 
