@@ -208,8 +208,9 @@ class BernoulliMixture(WeightedModelEstimator):
         rows with the mean and the variance of all rows that is added for every continuous
         feature.
     starts
-        Number of short runs; the fit continues with the best. None takes 3, or 10 if values
-        are missing or numbers of components are compared.
+        Number of short runs; the fit continues with the best. None takes 10; unless values
+        are missing or numbers of components are compared, only the best 3 go on after 8
+        passes.
     max_components
         Fit every number of components from 1 to this, and compare them in a table. If
         n_components is None, the fit has the number with the lowest BIC.
@@ -610,8 +611,8 @@ class HiddenMarkov(ModelEstimator):
         state; also the number of rows with the mean and the variance of all rows that is
         added for every continuous feature.
     starts
-        Number of short runs; the fit continues with the best. None takes 3, or 10 if values
-        are missing.
+        Number of short runs; the fit continues with the best. None takes 10; unless values
+        are missing, only the best 3 go on after 8 passes.
     acceleration
         `squarem` or `none`.
     max_iter

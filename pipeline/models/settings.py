@@ -38,7 +38,8 @@ def setting(
 ) -> Any:
     """Declare a setting and the range of its numbers.
 
-    None is always allowed. A tuple must not be empty, and all its numbers must be in the range.
+    None and the default are always allowed. Another tuple must not be empty, and all its numbers
+    must be in the range.
     `NumberRange` describes the bounds; `options` go to `dataclasses.field`.
 
     Examples
@@ -85,8 +86,9 @@ def check_settings(model: Any) -> None:
             text = f"{{{name}}} must be one of {choices}, but is {value!r}."
             raise FitError(text, parameter=name)
     for declared in fields(model):
-        if "range" in declared.metadata:
-            _check_range(declared.name, getattr(model, declared.name), declared.metadata["range"])
+        value = getattr(model, declared.name)
+        if "range" in declared.metadata and value != declared.default:
+            _check_range(declared.name, value, declared.metadata["range"])
 
 
 def _check_range(name: str, value: Any, allowed: NumberRange) -> None:

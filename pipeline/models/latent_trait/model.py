@@ -520,7 +520,7 @@ class LatentTrait(Model):
     items: ItemKind = "graded"
     dynamics: Literal["none", "walk"] = "none"
     innovation: float | None = setting(None, minimum=0)
-    tree: tuple[int, ...] = ()
+    tree: tuple[int, ...] = setting((), minimum=2)
     max_iter: int = setting(500, minimum=1)
     tol: float = setting(1e-7, above=0, below=1)
 
