@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.features import Feature, are_binary, find_first_planes
-from pipeline.errors import FitError, FitWarning
+from pipeline.errors import LEAVE_OUT, FitError, FitWarning
 from pipeline.models.latent_trait.asymptotes import check_asymptotes
 from pipeline.models.latent_trait.group_design import find_free_items
 from pipeline.models.latent_trait.identification import check_group_means, check_identification
@@ -19,9 +19,39 @@ from pipeline.models.structure import Structure
 from pipeline.numerics.logistic.bifactor import TraitBlocks, find_trait_blocks
 from pipeline.numerics.logistic.categories.curves import count_item_levels
 from pipeline.numerics.logistic.latent_nodes import MAX_COMPONENTS
+from pipeline.statistics.counts import FeatureCounts
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+
+
+def find_constant_items(
+    counts: FeatureCounts, constant_features: str
+) -> tuple[NDArray[np.intp], list[FitWarning]]:
+    """Return the binary items with the same answer in all rows, and warnings about them.
+
+    Raises
+    ------
+    FitError
+        If items were never observed, all are constant, or constant ones are to be refused.
+    """
+    observed, ones = counts.observed.sum(axis=0), counts.ones.sum(axis=0)
+    if (unknown := np.flatnonzero(observed == 0)).size:
+        text = f"These features were never observed: {{features}}. {LEAVE_OUT}."
+        raise FitError(text, tuple(unknown.tolist()))
+    constant = np.flatnonzero((ones == 0) | (ones == observed))
+    names = tuple(constant.tolist())
+    if constant.size and constant_features == "refuse":
+        raise FitError(
+            f"These features are constant: {{features}}. {LEAVE_OUT}, or keep them with weights of "
+            "zero by {constant_features=keep}.",
+            names,
+            parameter="constant_features",
+        )
+    if constant.size == len(ones):
+        raise FitError("All features are constant. Add features whose answers differ.")
+    text = "constant features, kept with weights of zero: {features}"
+    return constant, [FitWarning(text, names)] if names else []
 
 
 def adapt_to_structure(model: Any, structure: Structure) -> Any:

@@ -49,11 +49,12 @@ from numpy.typing import NDArray
 from scipy.special import expit, logit, logsumexp
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.errors import LEAVE_OUT, FitError, FitWarning
+from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.learning.convergence import ObjectiveCriterion
 from pipeline.models.base import Model
 from pipeline.models.capabilities import LogLikelihood
+from pipeline.models.latent_trait.checks import find_constant_items
 from pipeline.models.latent_trait.params import MAX_PARAMETER
 from pipeline.models.latent_trait.starts import (
     convert_to_slopes,
@@ -283,9 +284,6 @@ class TraitTree(Model):
         counts = first.counts
         observed, ones = counts.observed.sum(axis=0), counts.ones.sum(axis=0)
         n_features = len(observed)
-        if (unknown := np.flatnonzero(observed == 0)).size:
-            text = f"These features were never observed: {{features}}. {LEAVE_OUT}."
-            raise FitError(text, tuple(unknown.tolist()))
         if n_features <= _TRAITS:
             raise FitError(f"{{tree}} needs at least 3 features, but the dataset has {n_features}.")
         if counts.weight < self.n_leaves:
@@ -294,17 +292,7 @@ class TraitTree(Model):
                 f"{counts.weight:.0f} rows. Choose fewer children.",
                 parameter="tree",
             )
-        constant, warnings = np.flatnonzero((ones == 0) | (ones == observed)), []
-        if constant.size and self.constant_features == "refuse":
-            raise FitError(
-                f"These features are constant: {{features}}. {LEAVE_OUT}, or keep them with "
-                "weights of zero by {constant_features=keep}.",
-                tuple(constant.tolist()),
-                parameter="constant_features",
-            )
-        if constant.size:
-            text = "constant features, kept with weights of zero: {features}"
-            warnings.append(FitWarning(text, tuple(constant.tolist())))
+        constant, warnings = find_constant_items(counts, self.constant_features)
         auxiliary = {"weight": np.array(counts.weight), "constant": constant}
         loads = np.ones((n_features, _TRAITS), np.bool_)
         working = {"is_complete": np.array(counts.is_complete)}
@@ -378,6 +366,7 @@ class TraitTree(Model):
         curvature = unpack_triangles(triangles, size) + precision * np.eye(size)
         gradient = (sums["gradient"] - precision * old).reshape(-1, size, 1)
         step = np.linalg.solve(curvature, gradient).reshape(old.shape)
+        step[:, state.auxiliary["constant"], :-1] = 0.0
         longest = np.abs(step).max(axis=-1, keepdims=True)
         forms = old + step * np.minimum(1.0, _MAX_STEP / np.maximum(longest, _MAX_STEP))
         forms = np.stack(
@@ -425,9 +414,10 @@ class TraitTree(Model):
             choose([own.params.shares[last] for own in starts]),
             choose([own.params.forms[last] for own in starts]),
         )
-        auxiliary = {**starts[0].auxiliary}
-        del auxiliary["is_short"]
-        return replace(starts[0], params=params, auxiliary=auxiliary, starts=())
+        auxiliary = {name: own for name, own in starts[0].auxiliary.items() if name != "is_short"}
+        # That one start reached the best says nothing: each parent has chosen among all.
+        state = replace(starts[0], params=params, auxiliary=auxiliary)
+        return replace(state, starts=(), diagnostics={})
 
     def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
         """Split the nodes of a level when its fit has ended."""

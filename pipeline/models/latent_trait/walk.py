@@ -59,7 +59,7 @@ from scipy.special import expit, logit
 
 from pipeline.data.blocks import BinaryBlock
 from pipeline.data.periods import RowPeriods
-from pipeline.errors import LEAVE_OUT, FitError, FitWarning
+from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.learning.convergence import (
     ConvergenceCriterion,
@@ -67,6 +67,7 @@ from pipeline.learning.convergence import (
     PassCountCriterion,
 )
 from pipeline.models.base import Model
+from pipeline.models.latent_trait.checks import find_constant_items
 from pipeline.models.latent_trait.fit_warnings import MAX_STRETCH
 from pipeline.models.latent_trait.model import compute_difficulties
 from pipeline.models.latent_trait.params import MAX_PARAMETER
@@ -299,25 +300,7 @@ class WalkingTrait(Model):
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Check the items, and start the power method at a random direction."""
         observed, ones = first.observed.sum(axis=0), first.ones.sum(axis=0)
-        names = self.structure.feature_names
-        if (unknown := np.flatnonzero(observed == 0)).size:
-            text = f"These features were never observed: {{features}}. {LEAVE_OUT}."
-            raise FitError(text, self._name_features(unknown))
-        constant = np.flatnonzero((ones == 0) | (ones == observed))
-        warnings = []
-        if constant.size:
-            named = self._name_features(constant)
-            if self.constant_features == "refuse":
-                raise FitError(
-                    f"These features are constant: {{features}}. {LEAVE_OUT}, or keep them with "
-                    "weights of zero by {constant_features=keep}.",
-                    named,
-                    parameter="constant_features",
-                )
-            text = "constant features, kept with weights of zero: {features}"
-            warnings.append(FitWarning(text, named))
-        if constant.size == len(ones):
-            raise FitError("All features are constant. Add features whose answers differ.")
+        constant, warnings = find_constant_items(first, self.constant_features)
         periods = self._periods
         warnings += periods.make_warnings()
         times, period = np.unique(periods.time, return_inverse=True)
@@ -347,7 +330,7 @@ class WalkingTrait(Model):
         }
         auxiliary = {"constant": constant}
         state = FitState(params, working, auxiliary, warnings=tuple(warnings))
-        return state.with_feature_names(names)
+        return state.with_feature_names(self.structure.feature_names)
 
     def warm_start(self, state: FitState, params: WalkParams) -> FitState:
         """Start from the items of an earlier fit."""
@@ -358,10 +341,6 @@ class WalkingTrait(Model):
         working = {"values_per_row": state.working["values_per_row"]}
         params = replace(state.params, weights=weights, **changed)
         return replace(state, params=params, working=working)
-
-    def _name_features(self, places: NDArray[np.intp]) -> tuple[Any, ...]:
-        names = self.structure.feature_names
-        return tuple(names[k] if names else k for k in places.tolist())
 
     def summarize(
         self, params: WalkParams, working: Arrays, block: BinaryBlock, rng: RowRandom

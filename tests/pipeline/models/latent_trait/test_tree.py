@@ -220,11 +220,14 @@ def test_what_is_refused(settings: dict[str, Any], n_rows: int, text: str) -> No
 
 
 def test_children_without_rows_are_named() -> None:
-    data = lb.from_numpy(draw_groups(16)[0])
+    X, _ = draw_groups(16)
+    X[:, 3] = 1
+    data = lb.from_numpy(X)
     fitted = lb.fit(
         data, "latent-trait", tree=(4, 3), max_iter=6, constant_features="keep", executor="serial"
     )
     (text,) = [own for own in fitted.manifest["warnings"] if "less than one row" in own]
+    assert not fitted.params.node_weights[:, 3].any()
     names, rows = (fitted.manifest["diagnostics"][own] for own in ("node_names", "node_rows"))
     for name, mass in zip(names, rows, strict=True):
         assert (f" {name}," in f"{text.partition(';')[0]},") == (mass < 1)
