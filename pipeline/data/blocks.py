@@ -133,11 +133,13 @@ class BinaryBlock:
 
     def count_unobserved_rows(self) -> int:
         """Return the number of rows without any observed value."""
-        observed = self.unpack_mask()
-        if self.numbers is None:
-            return 0 if observed is None else int((~observed.any(axis=1)).sum())
-        has_bits = len(self.words) > 0 if observed is None else observed.any(axis=1)
-        return int((~(has_bits | ~np.isnan(self.numbers).all(axis=0))).sum())
+        has_values = np.full(self.n_samples, len(self.words) > 0)
+        if self.observed_words is not None:
+            words = np.bitwise_or.reduce(self.observed_words, axis=0, keepdims=True)
+            has_values = kernels.unpack_rows(words, self.n_samples)[:, 0] > 0
+        if self.numbers is not None:
+            has_values |= ~np.isnan(self.numbers).all(axis=0)
+        return int(self.n_samples - has_values.sum())
 
     def column(self, name: str) -> NDArray[Any]:
         """Return a per-row column, (n_samples,)."""
@@ -156,7 +158,9 @@ class BinaryBlock:
             **_take_per_row(self, slice(indices.start, indices.stop)),
         )
 
-    def take_features(self, planes: slice, numbers: slice = slice(None)) -> BinaryBlock:
+    def take_features(
+        self, planes: slice | NDArray[np.intp], numbers: slice = slice(None)
+    ) -> BinaryBlock:
         """Return the block with some planes and some continuous features."""
         return replace(
             self,

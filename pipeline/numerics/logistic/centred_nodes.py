@@ -136,7 +136,7 @@ def centred_e_step(
     moments, log_likelihood = np.zeros((q + 1, q + 1)), 0.0
     j, k = np.triu_indices(q + 1)
     n_lanes = _BATCH_ENTRIES // (len(z) * n_features) // LANES * LANES
-    n_lanes = min(max(n_lanes, LANES), _MAX_LANES)
+    n_lanes = max(min(n_lanes, _MAX_LANES, -(-len(X) // LANES) * LANES), LANES)
     x, log_mass = np.ones((q + 1, len(z), n_lanes)), np.empty((len(z), n_lanes))
     sigma = np.empty((n_features, len(z) * n_lanes))
     slopes = np.empty_like(sigma)
