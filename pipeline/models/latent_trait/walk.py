@@ -18,8 +18,9 @@ of a member, see `numerics.gaussian.random_walk`. In a pass,
    the sums of the M-step as without a walk;
 2. the central step divides these moments by the cavities, which gives the sites, and takes the mean
    of these and the last ones (damping); takes a step of Newton for each item; finds the likeliest
-   s², mean and variance of first positions given the sites, and absorbs the latter two in the items
-   (parameter expansion); and smooths.
+   s², mean and scale of positions given the sites, and absorbs the latter two in the items
+   (parameter expansion); and smooths. Periods that no item links have a mean and scale each, which
+   else would follow one another slowly.
 
 At convergence, log P(data) ≈ Σ_n log Z_n − Σ_n log ∫ N(x; m_n, v_n) site_n(x) dx + Σ_m log ∫ prior
 × sites, which does not change with the sites to first order. The first passes find the direction
@@ -55,6 +56,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
 from scipy.special import expit, logit
 
 from pipeline.data.blocks import BinaryBlock
@@ -77,15 +80,17 @@ from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure
 from pipeline.models.support import Support
 from pipeline.models.vocabulary import ITEM_RESPONSE, Vocabulary
+from pipeline.numerics.bits.kernels import unpack_rows
+from pipeline.numerics.bits.packed_rows import transpose_bits
 from pipeline.numerics.gaussian.random_walk import (
     MIN_INNOVATION,
-    NO_PENALTY,
     ItemPenalty,
     RowGaussian,
+    Scales,
     Sites,
-    WalkPrior,
     WalkTimes,
-    estimate_walk_prior,
+    WalkUnits,
+    estimate_units,
     find_cavities,
     smooth_walk,
 )
@@ -286,8 +291,10 @@ class WalkingTrait(Model):
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the bytes of the sums of all tasks."""
-        n_states = 0 if self.structure.periods is None else len(self._periods.member)
-        return 8 * (12 * n_features + 6 * n_states) * (n_threads + 2)
+        if self.structure.periods is None:
+            return 96 * n_features * (n_threads + 2)
+        n_states, n_periods = len(self._periods.member), len(np.unique(self._periods.time))
+        return 8 * ((12 + n_periods) * n_features + 6 * n_states) * (n_threads + 2)
 
     def estimate_work(
         self, params: WalkParams, working: Arrays, n_features: int, n_rows: int
@@ -355,11 +362,13 @@ class WalkingTrait(Model):
         }
         if "direction" not in working:
             values["variance"] = np.zeros(n_states)
+        elif "factors" in working:
+            values["answers"] = np.zeros((n_features, len(params.times)), np.int64)
         places, objective = params.find_positions(block), 0.0
         for part in _split_by_time(block):
             own = places[part.rows]
             if "direction" in working:
-                _multiply(part, working, values, own)
+                _multiply(part, working, values, own, params.period[own[0]])
                 continue
             found = _integrate(params, part, own, self.nodes or _NODES)
             values["linear"][part.features] += found.gradient
@@ -398,15 +407,14 @@ class WalkingTrait(Model):
 
     def _compute_log_likelihood(self, params: WalkParams, statistics: Sums) -> float:
         cavity, sites = _find_sites(params, statistics)
-        prior = WalkPrior(innovation=float(params.innovation_variance))
-        smoothed = smooth_walk(self._times, prior, sites)
+        smoothed = smooth_walk(self._times, float(params.innovation_variance), sites)
         own = float(sites.integrate(*cavity).sum())
         return statistics.objective - own + smoothed.log_integral
 
     def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
         """Stop on the change of the objective, after a number of passes of the power method."""
         if "direction" in state.working:
-            return PassCountCriterion(1 if "scales" in state.working else _POWER_PASSES)
+            return PassCountCriterion(1 if "factors" in state.working else _POWER_PASSES)
         return ObjectiveCriterion(self.max_iter, self.tol)
 
     def update(
@@ -423,21 +431,24 @@ class WalkingTrait(Model):
         last = Sites.divide(params.position, params.position_error**2, cavity)
         share = _DAMPING * (last.precision > 0)
         sites = Sites(*(share * a + (1 - share) * b for a, b in zip(last, sites, strict=True)))
-        if params.log_prior is None:
-            forms = self._step_items(state, sums)
-            penalty = ItemPenalty(self.prior_precision, forms[:, 0], forms[:, 1])
-        else:  # items stay when the scale of positions is estimated
-            forms, penalty = np.column_stack([params.weights, params.offsets]), NO_PENALTY
-        prior = self._estimate_prior(params, sites, penalty, self._find_largest_scale(state))
-        deviation = float(np.sqrt(prior.variance))
-        sites = sites.standardize(prior.mean, deviation)
-        offsets = forms[:, 1] + prior.mean * forms[:, 0]
+        forms = np.column_stack([params.weights, params.offsets])
+        scales = Scales.make_common(len(params.member), len(forms))
+        precision = 0.0
+        if params.log_prior is None:  # items stay when the scale of positions is estimated
+            forms, precision = self._step_items(state, sums), self.prior_precision
+            if (periods := state.auxiliary.get("period_scales")) is not None:
+                scales = Scales(periods[params.period], state.auxiliary["item_scales"])
+        penalty = ItemPenalty(precision, *forms.T)
+        largest = self._find_largest_scale(state)
+        units = self._estimate_units(params, sites, scales, penalty, largest)
+        sites = sites.standardize(units.mean[scales.state], units.deviation[scales.state])
+        offsets = forms[:, 1] + units.mean[scales.item] * forms[:, 0]
         offsets[state.auxiliary["constant"]] = params.offsets[state.auxiliary["constant"]]
         params = replace(
             params,
-            weights=deviation * forms[:, :1],
+            weights=units.deviation[scales.item, None] * forms[:, :1],
             offsets=offsets,
-            innovation_variance=np.array(prior.innovation / prior.variance),
+            innovation_variance=np.array(units.innovation),
         )
         return replace(state, params=self._smooth(params, sites))
 
@@ -451,12 +462,17 @@ class WalkingTrait(Model):
         slopes = float(np.linalg.norm(state.params.weights))
         return max(_MAX_SCALE * float(state.auxiliary["slopes"]) / max(slopes, 1e-300), 1.0)
 
-    def _estimate_prior(
-        self, params: WalkParams, sites: Sites, penalty: ItemPenalty, largest: float = np.inf
-    ) -> WalkPrior:
+    def _estimate_units(
+        self,
+        params: WalkParams,
+        sites: Sites,
+        scales: Scales,
+        penalty: ItemPenalty,
+        largest: float = np.inf,
+    ) -> WalkUnits:
         smallest = MIN_INNOVATION / self._times.unit
-        start = WalkPrior(innovation=max(float(params.innovation_variance), smallest))
-        return estimate_walk_prior(self._times, sites, start, self.innovation, penalty, largest**2)
+        start = max(float(params.innovation_variance), smallest)
+        return estimate_units(self._times, sites, scales, start, self.innovation, penalty, largest)
 
     def pack_params(self, params: WalkParams) -> Array:
         """Return weights and offsets, (n_features, 2)."""
@@ -487,8 +503,8 @@ class WalkingTrait(Model):
 
     def _smooth(self, params: WalkParams, sites: Sites) -> WalkParams:
         """Return the parameters with the positions and cavities that follow from sites."""
-        prior = WalkPrior(innovation=float(params.innovation_variance))
-        posterior = smooth_walk(self._times, prior, sites).posterior
+        innovation = float(params.innovation_variance)
+        posterior = smooth_walk(self._times, innovation, sites).posterior
         cavity = find_cavities(posterior, sites)
         return replace(
             params,
@@ -503,9 +519,9 @@ class WalkingTrait(Model):
         if "direction" not in state.working:
             return self._begin_scaling(state, statistics)
         params, sums, working = state.params, statistics.values, state.working
-        if "scales" not in working:
-            scales, warnings = self._align_periods(params, sums["mean"])
-            state = replace(state, working={**working, "scales": scales[params.period]})
+        if "factors" not in working:
+            factors, warnings = self._align_periods(params, sums["mean"])
+            state = replace(state, working={**working, "factors": factors[params.period]})
             return state.with_warnings(warnings)
         covariance, variance = sums["linear"].T
         scale = np.sqrt(variance * sums["curvature"][:, 0])
@@ -515,7 +531,9 @@ class WalkingTrait(Model):
         weights *= -1.0 if weights.sum() < 0 else 1.0
         params = replace(params, weights=weights, offsets=params.offsets * stretch_offsets(weights))
         working = {"values_per_row": working["values_per_row"]}
-        return replace(state, params=params, working=working)
+        periods, items = _find_linked_periods(sums["answers"] > 0)
+        auxiliary = {**state.auxiliary, "period_scales": periods, "item_scales": items}
+        return replace(state, params=params, working=working, auxiliary=auxiliary)
 
     def _begin_scaling(self, state: FitState, statistics: Sums) -> FitState | None:
         """Start a last stage, which only estimates the distribution of positions given the items.
@@ -527,8 +545,10 @@ class WalkingTrait(Model):
         if not self.prior_precision or params.log_prior is not None:
             return None
         _, sites = _find_sites(params, statistics)
-        prior = self._estimate_prior(params, sites, NO_PENALTY)
-        if abs(np.sqrt(prior.variance) - 1) < MAX_STRETCH:
+        scales = Scales.make_common(len(params.member), len(params.offsets))
+        penalty = ItemPenalty(0.0, params.weights[:, 0], params.offsets)
+        units = self._estimate_units(params, sites, scales, penalty)
+        if abs(float(units.deviation[0]) - 1) < MAX_STRETCH:
             return None
         log_prior = np.array(self._compute_log_prior(params))
         auxiliary = {**state.auxiliary, "slopes": np.array(np.linalg.norm(params.weights))}
@@ -641,18 +661,20 @@ def _split_by_time(block: BinaryBlock) -> Iterator[_PeriodRows]:
     """Yield the rows of each time, with the features that they observe."""
     if not block.n_samples or block.covariates is None:
         return
-    times, inverse = np.unique(block.covariates[:, 1], return_inverse=True)
-    for k in range(len(times)):
-        rows = np.flatnonzero(inverse == k)
+    _, inverse = np.unique(block.covariates[:, 1], return_inverse=True)
+    order = np.argsort(inverse, kind="stable")
+    starts = np.flatnonzero(np.diff(inverse[order], prepend=-1))
+    features = [np.arange(block.n_features)] * len(starts)
+    if block.observed_words is not None:  # before rows are taken, as most features are missing
+        masks = transpose_bits(block.observed_words, block.n_samples)[:, order]
+        answered = np.bitwise_or.reduceat(masks, starts, axis=1)
+        features = [np.flatnonzero(bits) for bits in unpack_rows(answered.T, block.n_features).T]
+    for rows, own in zip(np.split(order, starts[1:]), features, strict=True):
         is_range = len(rows) == rows[-1] + 1 - rows[0]  # which is cut without unpacking
-        part = block.take_rows(range(rows[0], rows[-1] + 1) if is_range else rows)
-        mask = part.observed_words
-        features = np.arange(block.n_features)
-        if mask is not None:
-            features = np.flatnonzero(mask.any(axis=1))
-            part = replace(part, words=part.words[features], observed_words=mask[features])
+        part = block.take_features(own) if len(own) < block.n_features else block
+        part = part.take_rows(range(rows[0], rows[-1] + 1) if is_range else rows)
         X, observed = part.unpack_values(), part.unpack_mask()
-        yield _PeriodRows(rows, features, X, np.ones_like(X) if observed is None else observed)
+        yield _PeriodRows(rows, own, X, np.ones_like(X) if observed is None else observed)
 
 
 def _integrate(
@@ -676,18 +698,33 @@ def _integrate(
 
 
 def _multiply(
-    part: _PeriodRows, working: Arrays, values: Mapping[str, NDArray[Any]], places: Indices
+    part: _PeriodRows,
+    working: Arrays,
+    values: Mapping[str, NDArray[Any]],
+    places: Indices,
+    period: int,
 ) -> None:
     """Add the products of standardized values with the direction, and of these with the values."""
     margins = working["margins"][part.features]
     residuals = (part.X - margins) * part.observed / np.sqrt(margins * (1 - margins))
     scores = residuals @ working["direction"][part.features]
     values["mean"][places] = scores
-    if "scales" in working:
-        scores = scores * working["scales"][places]
+    if "factors" in working:
+        scores = scores * working["factors"][places]
+        values["answers"][part.features, period] += part.observed.sum(axis=0, dtype=np.int64)
     values["linear"][part.features, 0] += scores @ residuals
     values["linear"][part.features, 1] += scores**2 @ part.observed
     values["curvature"][part.features, 0] += (residuals**2).sum(axis=0)
+
+
+def _find_linked_periods(answered: NDArray[np.bool_]) -> tuple[Indices, Indices]:
+    """Number the sets of periods that items link, for each period and for each item.
+
+    `answered` tells in which periods an item has answers, (n_features, n_periods).
+    """
+    graph = csr_array(answered.astype(np.int64))
+    _, periods = connected_components(graph.T @ graph, directed=False)
+    return periods.astype(np.int64), periods[answered.argmax(axis=1)].astype(np.int64)
 
 
 def _find_sites(params: WalkParams, statistics: Sums) -> tuple[RowGaussian, Sites]:

@@ -2,11 +2,11 @@
 
 The positions of a member at its times t_1 < t_2 < … are
 
-    x_1 ~ N(μ, φ²),   x_k = x_{k−1} + N(0, s² (t_k − t_{k−1})),
+    x_1 ~ N(0, 1),   x_k = x_{k−1} + N(0, s² (t_k − t_{k−1})),
 
 and site k multiplies their density by exp(h_k x_k − ½ τ_k x_k²), without a constant. The filter and
 smoother of Kalman and of Rauch, Tung & Striebel (AIAA Journal 3, 1965) give the moments of all x_k
-and the logarithm of the integral of the product. All members take their k-th step together.
+and the logarithm of the integral of the product.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
@@ -40,8 +41,8 @@ class Sites(NamedTuple):
         linear = mean / variance - cavity.mean / cavity.variance
         return cls(precision, np.where(precision > 0, linear, 0.0))
 
-    def standardize(self, mean: float, deviation: float) -> Sites:
-        """Return the sites of (x − mean) / deviation."""
+    def standardize(self, mean: Floats, deviation: Floats) -> Sites:
+        """Return the sites of (x − mean) / deviation of each state."""
         precision = self.precision * deviation**2
         return Sites(precision, (self.linear - self.precision * mean) * deviation)
 
@@ -59,17 +60,42 @@ class RowGaussian(NamedTuple):
     variance: Floats
 
 
-class WalkPrior(NamedTuple):
-    """Mean μ and variance φ² of first positions, and s², the variance of a step of length 1."""
+class Scales(NamedTuple):
+    """Which states share a mean and a scale: x = μ_g + φ_g z, with a standard walk z.
 
-    mean: float = 0.0
-    variance: float = 1.0
-    innovation: float = 0.1
+    Periods that no item links have a scale each, and only the walk holds these together.
+
+    Attributes
+    ----------
+    state, item
+        Index g of the scale of each state, (n_states,), and of each item, (n_features,).
+    """
+
+    state: Integers
+    item: Integers
+
+    @classmethod
+    def make_common(cls, n_states: int, n_items: int) -> Scales:
+        """Return a single scale."""
+        return cls(np.zeros(n_states, np.int64), np.zeros(n_items, np.int64))
+
+    @property
+    def n_scales(self) -> int:
+        """Number of scales."""
+        return int(self.state.max(initial=0)) + 1
+
+
+class WalkUnits(NamedTuple):
+    """The mean μ_g and deviation φ_g of each scale, (n_scales,), and s² of the standard walk."""
+
+    mean: Floats
+    deviation: Floats
+    innovation: float
 
 
 class ItemPenalty(NamedTuple):
-    """The log prior −½ λ Σ [(w φ)² (1 + s² g / φ²) + (b + w μ)²] of items on the scale of first
-    positions, with the mean time g since the first state.
+    """The log prior −½ λ Σ [(w φ)² (1 + s² g) + (b + w μ)²] of items of a standard walk, with the
+    mean time g since the first state.
 
     Attributes
     ----------
@@ -84,9 +110,6 @@ class ItemPenalty(NamedTuple):
     offsets: Floats
 
 
-NO_PENALTY = ItemPenalty(0.0, np.zeros(0), np.zeros(0))
-
-
 class SmoothedWalk(NamedTuple):
     """Moments of all positions given all sites.
 
@@ -96,37 +119,29 @@ class SmoothedWalk(NamedTuple):
         Mean and variance of each state.
     log_integral
         Logarithm of the integral of prior times sites, nats.
-    first_mean, first_square
-        Sums over members of E[x_1] and E[(x_1 − μ)²].
     step_square
         Sum over steps of E[(x_k − x_{k−1})²] / (t_k − t_{k−1}).
     """
 
     posterior: RowGaussian
     log_integral: float
-    first_mean: float
-    first_square: float
     step_square: float
 
 
 class WalkTimes(NamedTuple):
-    """The order of states, which are sorted by member and time.
+    """The times of states, which are sorted by member and time.
 
     Attributes
     ----------
-    steps
-        For each k, the indices of the k-th states of all members that have so many. Members are in
-        the same order, so that those of each entry are the first ones of the entry before.
-    gaps
-        For each k, the time since the state before, of the same length; empty for the first.
+    gap
+        Time since the member's state before, (n_states,); 0 for the first.
     mean_age
         Mean over all states of the time since the first state of the member.
     unit
         Median gap. Bounds and starts of s² are for this unit, as times may count years or seconds.
     """
 
-    steps: tuple[Integers, ...]
-    gaps: tuple[Floats, ...]
+    gap: Floats
     mean_age: float = 0.0
     unit: float = 1.0
 
@@ -134,55 +149,55 @@ class WalkTimes(NamedTuple):
     def from_states(cls, member: Integers, time: Floats) -> WalkTimes:
         """Order states, given the member and the time of each, (n_states,)."""
         _, first, counts = np.unique(member, return_index=True, return_counts=True)
-        order = np.argsort(-counts, kind="stable")
-        first, counts = first[order], counts[order]
-        n_members = [int(np.searchsorted(-counts, -k)) for k in range(int(counts[0]))]
-        steps = tuple(first[:n] + k for k, n in enumerate(n_members))
-        gaps = (np.empty(0), *(time[own] - time[own - 1] for own in steps[1:]))
-        age = sum(float((time[own] - time[own - k]).sum()) for k, own in enumerate(steps))
-        unit = float(np.median(np.concatenate(gaps))) if len(gaps) > 1 else 1.0
-        return cls(steps, gaps, age / len(member), unit)
+        gap = np.diff(time, prepend=0.0)
+        gap[first] = 0.0
+        mean_age = float((time - np.repeat(time[first], counts)).mean())
+        unit = float(np.median(gap[gap > 0])) if len(first) < len(gap) else 1.0
+        return cls(gap, mean_age, unit)
 
     @property
     def n_members(self) -> int:
         """Number of members."""
-        return len(self.steps[0])
+        return len(self.gap) - self.n_steps
 
     @property
     def n_steps(self) -> int:
         """Number of steps between states."""
-        return sum(len(own) for own in self.steps[1:])
+        return int(np.count_nonzero(self.gap))
 
 
-def smooth_walk(times: WalkTimes, prior: WalkPrior, sites: Sites) -> SmoothedWalk:
-    """Return the moments of all positions given all sites."""
-    n_states = len(sites.precision)
-    mean, variance, predicted_mean, predicted_variance = np.empty((4, n_states))
-    for k, own in enumerate(times.steps):
-        if k == 0:
-            predicted_mean[own], predicted_variance[own] = prior.mean, prior.variance
-        else:
-            predicted_mean[own] = mean[own - 1]
-            predicted_variance[own] = variance[own - 1] + prior.innovation * times.gaps[k]
-        ratio = 1.0 + sites.precision[own] * predicted_variance[own]
-        moved = predicted_mean[own] + predicted_variance[own] * sites.linear[own]
-        mean[own], variance[own] = moved / ratio, predicted_variance[own] / ratio
-    log_integral = float(sites.integrate(predicted_mean, predicted_variance).sum())
+def smooth_walk(times: WalkTimes, innovation: float, sites: Sites) -> SmoothedWalk:
+    """Return the moments of all positions given all sites; `innovation` is s²."""
+    states = np.empty((4, len(times.gap)))
+    step_square = _smooth(times.gap, innovation, sites.precision, sites.linear, states)
+    mean, variance, *predicted = states
+    log_integral = float(sites.integrate(*predicted).sum())
+    return SmoothedWalk(RowGaussian(mean, variance), log_integral, step_square)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _smooth(
+    gap: Floats, innovation: float, precision: Floats, linear: Floats, states: Floats
+) -> float:
+    """Fill means and variances given all sites and given earlier ones, (4, n_states)."""
+    mean, variance, predicted_mean, predicted_variance = states
+    for k in range(len(gap)):
+        predicted_mean[k], predicted_variance[k] = 0.0, 1.0
+        if gap[k] > 0:
+            predicted_mean[k] = mean[k - 1]
+            predicted_variance[k] = variance[k - 1] + innovation * gap[k]
+        ratio = 1.0 + precision[k] * predicted_variance[k]
+        mean[k] = (predicted_mean[k] + predicted_variance[k] * linear[k]) / ratio
+        variance[k] = predicted_variance[k] / ratio
     step_square = 0.0
-    for k in range(len(times.steps) - 1, 0, -1):
-        after = times.steps[k]
-        own = after - 1
-        gain = variance[own] / predicted_variance[after]
-        mean[own] += gain * (mean[after] - predicted_mean[after])
-        variance[own] += gain**2 * (variance[after] - predicted_variance[after])
-        squares = (mean[after] - mean[own]) ** 2 + (1 - 2 * gain) * variance[after] + variance[own]
-        step_square += float((squares / times.gaps[k]).sum())
-    first = times.steps[0]
-    squares = (mean[first] - prior.mean) ** 2 + variance[first]
-    posterior = RowGaussian(mean, variance)
-    return SmoothedWalk(
-        posterior, log_integral, float(mean[first].sum()), float(squares.sum()), step_square
-    )
+    for k in range(len(gap) - 1, 0, -1):
+        if gap[k] > 0:
+            gain = variance[k - 1] / predicted_variance[k]
+            mean[k - 1] += gain * (mean[k] - predicted_mean[k])
+            variance[k - 1] += gain**2 * (variance[k] - predicted_variance[k])
+            square = (mean[k] - mean[k - 1]) ** 2 + (1 - 2 * gain) * variance[k] + variance[k - 1]
+            step_square += square / gap[k]
+    return step_square
 
 
 def compute_change_variance(times: Floats, site_precision: Floats, innovation: float) -> float:
@@ -208,64 +223,71 @@ def find_cavities(posterior: RowGaussian, sites: Sites) -> RowGaussian:
     return RowGaussian(mean, 1.0 / precision)
 
 
-def estimate_walk_prior(
+def estimate_units(
     times: WalkTimes,
     sites: Sites,
-    start: WalkPrior,
+    scales: Scales,
+    start: float,
     innovation: float | None,
-    penalty: ItemPenalty = NO_PENALTY,
-    max_variance: float = math.inf,
-) -> WalkPrior:
-    """Return the likeliest prior of the walk given the sites, with the penalty of items.
+    penalty: ItemPenalty,
+    max_deviation: float = math.inf,
+) -> WalkUnits:
+    """Return the likeliest units of positions given the sites, with the penalty of items.
 
-    By Fisher's identity, the gradient of the log integral is the mean of that of the log density of
-    all positions.
+    By Fisher's identity, the gradient of the log integral is the mean over all positions of that of
+    the logarithm of the sites.
 
     Parameters
     ----------
+    start
+        s² where the search starts.
     innovation
-        s² / φ² if it is known; None to estimate it.
-    max_variance
-        Largest φ².
+        s² if it is known; None to estimate it.
+    max_deviation
+        Largest φ.
     """
-    squares = penalty.precision * float((penalty.slopes**2).sum())
-    has_steps = times.n_steps > 0 and innovation != 0
+    n = scales.n_scales
+    squares = penalty.precision * np.bincount(scales.item, penalty.slopes**2, n)
+    is_free = innovation is None and times.n_steps > 0
 
-    def read(free: Floats) -> WalkPrior:
-        mean, log_variance = float(free[0]), float(free[1])
-        ratio = innovation
-        if innovation is None:
-            ratio = math.exp(free[2] - log_variance) if times.n_steps else start.innovation
-        assert ratio is not None
-        return WalkPrior(mean, math.exp(log_variance), ratio * math.exp(log_variance))
+    def read(free: Floats) -> WalkUnits:
+        known = start if innovation is None else innovation
+        return WalkUnits(
+            free[:n], np.exp(free[n : 2 * n]), math.exp(free[-1]) if is_free else known
+        )
 
     def score(free: Floats) -> tuple[float, Floats]:
         """Return minus the objective per member, and its gradient."""
-        prior = read(free)
-        found = smooth_walk(times, prior, sites)
-        moved = penalty.offsets + prior.mean * penalty.slopes
-        spread = prior.variance + prior.innovation * times.mean_age
-        nats = squares * spread + penalty.precision * float((moved**2).sum())
-        objective = found.log_integral - 0.5 * nats
-        by_mean = (found.first_mean - times.n_members * prior.mean) / prior.variance
-        by_mean -= penalty.precision * float((moved * penalty.slopes).sum())
-        by_variance = 0.5 * (found.first_square / prior.variance - times.n_members)
-        by_variance -= 0.5 * squares * prior.variance
-        by_innovation = 0.0
-        if has_steps:
-            by_innovation = 0.5 * (found.step_square / prior.innovation - times.n_steps)
-            by_innovation -= 0.5 * squares * prior.innovation * times.mean_age
-        gradient = np.array([by_mean, by_variance, by_innovation])
-        if innovation is not None or not times.n_steps:
-            gradient = np.array([by_mean, by_variance + by_innovation])
-        return -objective / times.n_members, -gradient / times.n_members
+        units = read(free)
+        mean, deviation = units.mean[scales.state], units.deviation[scales.state]
+        found = smooth_walk(times, units.innovation, sites.standardize(mean, deviation))
+        z, z_square = found.posterior.mean, found.posterior.variance + found.posterior.mean**2
+        residual = sites.linear - sites.precision * mean
+        constant = 0.5 * float(((sites.linear + residual) * mean).sum())
+        moved = penalty.offsets + units.mean[scales.item] * penalty.slopes
+        spread = squares * units.deviation**2
+        ages = 1.0 + units.innovation * times.mean_age
+        nats = float(spread.sum()) * ages + penalty.precision * float((moved**2).sum())
+        by_item = penalty.precision * moved * penalty.slopes
+        by_site = residual - sites.precision * deviation * z
+        by_scale = deviation * (residual * z - sites.precision * deviation * z_square)
+        gradient = [
+            np.bincount(scales.state, by_site, n) - np.bincount(scales.item, by_item, n),
+            np.bincount(scales.state, by_scale, n) - spread * ages,
+        ]
+        if is_free:
+            growth = float(spread.sum()) * (ages - 1.0)
+            steps = found.step_square / units.innovation - times.n_steps
+            gradient.append(np.array([0.5 * (steps - growth)]))
+        objective = found.log_integral + constant - 0.5 * nats
+        return -objective / times.n_members, -np.concatenate(gradient) / times.n_members
 
-    max_log = min(_MAX_LOG, math.log(max_variance))
-    first = [start.mean, min(math.log(start.variance), max_log)]
-    bounds: list[tuple[float | None, float]] = [(-100.0, 100.0), (-_MAX_LOG, max_log)]
-    if innovation is None and times.n_steps:
-        first.append(math.log(start.innovation))
+    max_log = min(0.5 * _MAX_LOG, math.log(max_deviation))
+    first = [np.zeros(n), np.full(n, min(0.0, max_log))]
+    bounds = [(-100.0, 100.0)] * n + [(-0.5 * _MAX_LOG, max_log)] * n
+    if is_free:
+        first.append(np.array([math.log(start)]))
         log_unit = math.log(times.unit)
         bounds.append((math.log(MIN_INNOVATION) - log_unit, _MAX_LOG - log_unit))
-    found = minimize(score, np.array(first), jac=True, method="L-BFGS-B", bounds=bounds)
+    found = minimize(score, np.concatenate(first), jac=True, method="L-BFGS-B", bounds=bounds)
     return read(found.x)
