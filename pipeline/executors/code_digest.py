@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import re
 from collections.abc import Iterator, Sequence
@@ -32,18 +33,29 @@ def digest_modules(*modules: str) -> str:
     versions. A new model or experiment therefore does not change the digests of the others.
     """
     roots = {
-        top: _find_package_root(top)
+        top: str(_find_package_root(top))
         for top in ("pipeline", *(m.partition(".")[0] for m in modules))
     }
-    sources: dict[str, bytes] = {}
-    pending = [path for module in modules for path in _iter_source_files(module, roots)]
+    found: set[str] = set()
+    pending, names = [*modules], {*modules}
     while pending:
-        path = pending.pop()
-        if str(path) not in sources:
-            sources[str(path)] = path.read_bytes()
-            names = _iter_imports(sources[str(path)].decode())
-            pending += [file for name in names for file in _iter_source_files(name, roots)]
-    return _digest_sources(sources[path] for path in sorted(sources))
+        name = pending.pop()
+        if (root := roots.get(name.partition(".")[0])) is None:
+            continue
+        for path in _find_source_files(name, root):
+            if path not in found:
+                found.add(path)
+                new = _read_source(path)[1] - names
+                names |= new
+                pending += new
+    return _digest_sources(_read_source(path)[0] for path in sorted(found))
+
+
+@cache  # models share most of their files
+def _read_source(path: str) -> tuple[bytes, frozenset[str]]:
+    """Return the content of a file and what it imports."""
+    source = Path(path).read_bytes()
+    return source, frozenset(_iter_imports(source.decode()))
 
 
 def _iter_imports(source: str) -> Iterator[str]:
@@ -59,14 +71,13 @@ def _iter_imports(source: str) -> Iterator[str]:
         yield from (f"{match['module']}.{n.split()[0]}" for n in names if n.strip())
 
 
-def _iter_source_files(name: str, roots: dict[str, Path]) -> Iterator[Path]:
-    """Yield the files that importing a name loads: its parent packages and the module."""
-    parts = name.split(".")
-    if parts[0] not in roots:
-        return
-    for n_parts in range(1, len(parts) + 1):
-        path = roots[parts[0]].joinpath(*parts[1:n_parts])
-        yield from (p for p in (path / "__init__.py", path.with_suffix(".py")) if p.is_file())
+@cache
+def _find_source_files(name: str, root: str) -> tuple[str, ...]:
+    """Return the files that importing a name loads: its parent packages and the module."""
+    parts = name.split(".")[1:]
+    folders = ("/".join((root, *parts[:n_parts])) for n_parts in range(len(parts) + 1))
+    files = (path for folder in folders for path in (f"{folder}/__init__.py", f"{folder}.py"))
+    return tuple(path for path in files if os.path.isfile(path))
 
 
 @cache

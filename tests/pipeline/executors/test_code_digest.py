@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.executors.code_digest import digest_modules, digest_package
+from pipeline.executors.code_digest import (
+    _find_source_files,
+    _read_source,
+    digest_modules,
+    digest_package,
+)
 
 LIBRARY = {
     "__init__.py": "",
@@ -33,7 +38,8 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def digests() -> tuple[str, str]:
-    digest_modules.cache_clear()
+    for function in (digest_modules, _find_source_files, _read_source):
+        function.cache_clear()
     return digest_modules("lib.user"), digest_modules("lib.alone")
 
 
