@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
@@ -57,6 +57,12 @@ class FoundImport(NamedTuple):
     scope: str
 
 
+@lru_cache(maxsize=1)  # several rules look at all of a tree
+def list_nodes(tree: ast.AST) -> list[ast.AST]:
+    """All parts of a syntax tree."""
+    return [*ast.walk(tree)]
+
+
 def iter_imports(tree: ast.AST, scope: str = "") -> Iterator[FoundImport]:
     """All imports, wherever they are."""
     for node in ast.iter_child_nodes(tree):
@@ -84,7 +90,7 @@ MODULES = {
 
 def iter_imported_files(tree: ast.AST) -> Iterator[str]:
     """Names of the project's files that a file imports, wherever in it that happens."""
-    for node in ast.walk(tree):
+    for node in list_nodes(tree):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names if name.name in MODULES)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -104,7 +110,7 @@ def iter_public_definitions(tree: ast.Module | ast.ClassDef) -> Iterator[Definit
 def iter_pickle_uses(tree: ast.Module) -> Iterator[str]:
     """Whatever writes or reads pickles."""
     yield from (found.package for found in iter_imports(tree) if found.package in PICKLES)
-    keywords = (node for node in ast.walk(tree) if isinstance(node, ast.keyword))
+    keywords = (node for node in list_nodes(tree) if isinstance(node, ast.keyword))
     words = (ast.unparse(node) for node in keywords if node.arg == "allow_pickle")
     yield from (word for word in words if word != "allow_pickle=False")
 
@@ -117,10 +123,10 @@ def iter_option_mentions(tree: ast.Module) -> Iterator[str]:
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
     docstrings = {
         id(node.body[0].value)
-        for node in ast.walk(tree)
+        for node in list_nodes(tree)
         if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)
     }
-    for node in ast.walk(tree):
+    for node in list_nodes(tree):
         is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
         if is_text and id(node) not in docstrings and OPTION.search(node.value):
             yield node.value
@@ -148,7 +154,7 @@ class FileSummary(NamedTuple):
 @cache
 def summarize_file(path: Path) -> FileSummary:
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    classes = (node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    classes = (node.name for node in list_nodes(tree) if isinstance(node, ast.ClassDef))
     return FileSummary(
         [*iter_imports(tree)],
         [name for name in iter_imported_files(tree) if name in MODULES],

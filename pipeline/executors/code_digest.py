@@ -22,7 +22,10 @@ _FROM = re.compile(
 
 def list_versions() -> dict[str, str]:
     """Return the versions of latentbits and of the numerical libraries."""
-    return {name: version(name) for name in _RECORDED_LIBRARIES}
+    return {name: _find_version(name) for name in _RECORDED_LIBRARIES}
+
+
+_find_version = cache(version)  # it reads a file
 
 
 @cache  # a process keeps the code that it has loaded, even if the files change

@@ -26,9 +26,31 @@ def find_maximum_spanning_tree(weights: Array) -> Indices:
 
     `weights` is symmetric, (n_features, n_features). The root is feature 0, whose parent is `ROOT`.
     """
-    left, right = np.triu_indices(len(weights), 1)
-    kept = find_maximum_spanning_forest(left, right, weights[left, right], len(weights))
-    return orient_tree(left[kept], right[kept], len(weights))
+    n_features = len(weights)
+    left, right = np.triu_indices(n_features, 1)
+    ranks = np.zeros(weights.shape, np.int64)
+    ranks[left, right] = ranks[right, left] = _rank_edges(weights[left, right])
+    # Prim's algorithm: the tree grows by the best edge to a feature that it lacks.
+    parents, best = np.zeros(n_features, np.int64), ranks[0].copy()
+    is_in_tree = np.arange(n_features) == 0
+    last = n_features**2
+    best[0] = last
+    for _ in range(n_features - 1):
+        added = int(best.argmin())
+        is_in_tree[added], best[added] = True, last
+        is_better = (ranks[added] < best) & ~is_in_tree
+        best[is_better], parents[is_better] = ranks[added, is_better], added
+    parents[0] = ROOT
+    return parents
+
+
+def _rank_edges(weights: Array) -> Indices:
+    """Return the place of each edge among all, from 1, the largest weight first, (n_edges,)."""
+    # Rounding errors must not choose among equal weights; the sum may lose 1e-11 per edge.
+    order = np.argsort(-np.round(weights, 11), kind="stable")
+    ranks = np.empty(len(weights), np.int64)
+    ranks[order] = np.arange(1, len(weights) + 1)
+    return ranks
 
 
 def find_maximum_spanning_forest(
@@ -40,13 +62,12 @@ def find_maximum_spanning_forest(
     the first are preferred. So the forest is unique, and an edge that is not in the forest of some
     edges is not in that of more edges.
     """
-    # Rounding errors must not choose among equal weights; the sum may lose 1e-11 per edge.
-    order = np.argsort(-np.round(weights, 11), kind="stable")
-    lengths = np.empty(len(weights))
-    lengths[order] = np.arange(1, len(weights) + 1)
-    edges = scipy.sparse.coo_array((lengths, (left, right)), shape=(n_features, n_features))
+    ranks = _rank_edges(weights)
+    edges = scipy.sparse.coo_array(
+        (ranks.astype(np.float64), (left, right)), shape=(n_features, n_features)
+    )
     forest = scipy.sparse.csgraph.minimum_spanning_tree(edges.tocsr())
-    return np.sort(order[forest.data.astype(np.int64) - 1])
+    return np.flatnonzero(np.isin(ranks, forest.data.astype(np.int64)))
 
 
 def orient_tree(left: Indices, right: Indices, n_features: int) -> Indices:

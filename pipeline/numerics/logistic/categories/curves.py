@@ -24,10 +24,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
 from scipy.special import expit, log_expit
 
@@ -188,12 +188,20 @@ class ItemsAlike(NamedTuple):
 
 def iter_alike(n_planes: Indices) -> Iterator[ItemsAlike]:
     """Yield the items by their number of levels, with which arrays need no padding."""
-    n_levels = count_item_levels(n_planes)
+    return iter(_group_alike(np.asarray(n_planes, np.int64).tobytes()))
+
+
+@lru_cache(maxsize=16)  # all passes of a fit ask for the same
+def _group_alike(n_planes_bytes: bytes) -> tuple[ItemsAlike, ...]:
+    n_planes = np.frombuffer(n_planes_bytes, np.int64)
+    n_levels, found = count_item_levels(n_planes), []
     first_planes, first_levels = (np.cumsum(n) - n for n in (n_planes, n_levels))
     for m in np.unique(n_planes[n_planes > 0]).tolist():
         features = np.flatnonzero(n_planes == m)
         planes = first_planes[features, None] + np.arange(m)
-        yield ItemsAlike(features, planes, first_levels[features, None] + np.arange(m + 1))
+        levels = first_levels[features, None] + np.arange(m + 1)
+        found.append(ItemsAlike(features, planes, levels))
+    return tuple(found)
 
 
 def count_item_levels(n_planes: Indices) -> Indices:
@@ -210,8 +218,8 @@ def compute_log_probabilities(eta: Floats, is_cumulative: bool) -> Floats:
     if not is_cumulative:
         forms = np.concatenate([np.zeros((n, 1, *eta.shape[2:])), eta], axis=1)
         forms -= forms.max(axis=1, keepdims=True)  # far from 0, the rest would be rounding
-        result: Floats = forms - scipy.special.logsumexp(forms, axis=1, keepdims=True)
-        return result
+        forms -= np.log(np.exp(forms).sum(axis=1, keepdims=True))  # faster than logsumexp
+        return forms
     log_p = np.empty((n, m + 1, *eta.shape[2:]))
     log_p[:, 0], log_p[:, m] = log_expit(-eta[:, 0]), log_expit(eta[:, -1])
     gap = eta[:, :-1] - eta[:, 1:]
@@ -258,7 +266,7 @@ def sum_form_scores(counts: Floats, first: Floats) -> Floats:
 
 def compute_expected_curvature(log_p: Floats, first: Floats) -> Floats:
     """Return the Fisher information of an answer about the forms, (n, m, m, n_nodes)."""
-    return np.asarray(np.einsum("icl,icjl,ickl->ijkl", np.exp(log_p), first, first, optimize=True))
+    return np.asarray(np.einsum("icjl,ickl->ijkl", np.exp(log_p)[:, :, None] * first, first))
 
 
 def sum_observed_curvature(counts: Floats, eta: Floats, is_cumulative: bool) -> Floats:
@@ -335,9 +343,8 @@ def compute_item_information(items: LevelItems, points: Floats) -> Floats:
         log_p, first = items.compute_log_probabilities(eta, alike), items.differentiate(eta, alike)
         curvature = compute_expected_curvature(log_p, first)
         weights = items.weights[alike.planes]
-        information[alike.features] = np.einsum(
-            "ija,ijkl,ikb->ilab", weights, curvature, weights, optimize=True
-        )
+        by_form = np.einsum("ijkl,ikb->ijlb", curvature, weights)
+        information[alike.features] = np.einsum("ija,ijlb->ilab", weights, by_form)
     return information
 
 

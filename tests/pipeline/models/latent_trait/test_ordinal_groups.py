@@ -98,7 +98,8 @@ def test_fit_is_the_maximum_of_the_literal_likelihood(table: pd.DataFrame, case:
     has_own_slopes[2] = is_free
     planes = np.repeat(np.arange(len(LEVELS)), np.array(LEVELS) - 1)
     own_offsets, has_mean = has_own_offsets[planes], not has_own_offsets.all()
-    levels = [read_levels(table[table["group"] == name]) for name in GROUPS]
+    groups = [read_levels(table[table["group"] == name]) for name in GROUPS]
+    patterns = [np.unique(levels, axis=0, return_counts=True) for levels in groups]
 
     def unpack(theta: Floats) -> tuple[list[Floats], list[Floats], list[Floats]]:
         parts = np.split(
@@ -112,9 +113,9 @@ def test_fit_is_the_maximum_of_the_literal_likelihood(table: pd.DataFrame, case:
         return [slopes, other_slopes], [offsets, other_offsets], x
 
     def sum_rows(theta: Floats) -> float:
-        parts = zip(levels, *unpack(theta), strict=True)
+        parts = zip(patterns, zip(*unpack(theta), strict=True), strict=True)
         penalty = 0.5 * settings.get("prior_precision", 0.0) * float((theta[:4] ** 2).sum())
-        return sum(float(score_rows(*own).sum()) for own in parts) - penalty
+        return sum(float(n @ score_rows(levels, *own)) for (levels, n), own in parts) - penalty
 
     assert params.group_weights is not None
     assert params.group_level_offsets is not None
