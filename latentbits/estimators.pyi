@@ -790,6 +790,9 @@ class Ising(WeightedModelEstimator):
     draws
         Number of bootstrap draws of the rows, each fitted with the penalties of the fit,
         for the stability of edges and centrality.
+    permutations
+        Number of times that the group labels of rows are drawn anew, to test whether the
+        networks of groups differ.
     max_iter
         Maximum number of passes of a stage.
     tol
@@ -816,6 +819,7 @@ class Ising(WeightedModelEstimator):
     rule: Literal["and", "or"]
     refit: Literal["none", "pseudo", "likelihood"]
     draws: int
+    permutations: int
     max_iter: int
     tol: float
     binarize: float | Literal["mean"] | None
@@ -833,6 +837,20 @@ class Ising(WeightedModelEstimator):
     stability_: NDArray[np.float64] | None
     centrality_interval_: NDArray[np.float64] | None
     log_z_: NDArray[np.float64] | None
+    segments_: NDArray[np.int64] | None
+    segment_rows_: NDArray[np.int64] | None
+    group_shares_: NDArray[np.float64] | None
+    group_thresholds_: NDArray[np.float64] | None
+    group_couplings_: NDArray[np.float64] | None
+    group_slopes_: NDArray[np.float64] | None
+    group_thresholds_error_: NDArray[np.float64] | None
+    group_couplings_error_: NDArray[np.float64] | None
+    group_log_z_: NDArray[np.float64] | None
+    largest_difference_: NDArray[np.float64] | None
+    largest_difference_p_: NDArray[np.float64] | None
+    strength_difference_: NDArray[np.float64] | None
+    strength_difference_p_: NDArray[np.float64] | None
+    difference_p_: NDArray[np.float64] | None
     components_: NDArray[np.float64]
     def __init__(
         self,
@@ -845,6 +863,7 @@ class Ising(WeightedModelEstimator):
         rule: Literal["and", "or"] = "and",
         refit: Literal["none", "pseudo", "likelihood"] = "none",
         draws: int = 0,
+        permutations: int = 0,
         max_iter: int = 100,
         tol: float = 1e-09,
         binarize: float | Literal["mean"] | None = None,

@@ -353,7 +353,7 @@ class Fitted(ResultDisplayMixin):
             If the model has neither trees nor a network.
         """
         given = self.model, self.params, self.features, self.feature_names
-        return Edges(make_edge_columns(*given, "The fit"))
+        return Edges(make_edge_columns(*given, "The fit", self.segment_names))
 
     def report(
         self,
@@ -493,7 +493,10 @@ class Edges(ResultDisplayMixin, dict[str, Any]):
     tree, then by mutual information, the largest first.
 
     A network has the columns `feature`, `neighbour`, `coupling`, `standard_error` and `stability`
-    instead; lines are sorted by the size of the coupling.
+    instead; lines are sorted by the size of the coupling. Networks of groups have `group_a`,
+    `group_b`, `coupling_a`, `coupling_b`, their `difference`, its `p`, and `adjusted_p` for the
+    number of pairs of features (Benjamini-Hochberg); lines are sorted by the size of the
+    difference, for each pair of groups.
     """
 
     def _iter_display_items(self) -> DisplayItems:
@@ -501,7 +504,9 @@ class Edges(ResultDisplayMixin, dict[str, Any]):
             yield "edges", f"{len(self['feature']):,}"
             if self["feature"]:
                 pair = f"{self['feature'][0]}, {self['neighbour'][0]}"
-                yield "strongest", f"{pair}: {self['coupling'][0]:.3g}"
+                kind = "difference" if "difference" in self else "coupling"
+                title = {"difference": "largest difference", "coupling": "strongest"}[kind]
+                yield title, f"{pair}: {self[kind][0]:.3g}"
             return
         trees, strongest = np.unique(self["tree"], return_index=True)
         yield "edges", f"{len(self['tree']):,}"

@@ -155,8 +155,9 @@ def make_factor_table(artifact: Artifact) -> BatchedTable:
 def make_edge_table(fitted: LoadedModel) -> BatchedTable:
     """Make a table with one line per edge: tree by tree, the strongest edges first."""
     source, names = str(fitted.artifact.path), fitted.feature_names
-    columns = make_edge_columns(fitted.model, fitted.params, fitted.features, names, source)
-    names_of_features = columns.keys() & {"feature", "parent", "neighbour"}
+    groups = list_segment_names(fitted.artifact) if "segments" in fitted.artifact else []
+    columns = make_edge_columns(fitted.model, fitted.params, fitted.features, names, source, groups)
+    names_of_features = columns.keys() & {"feature", "parent", "neighbour", "group_a", "group_b"}
     texts: dict[str, Any] = {
         name: pa.array(columns[name], pa.string()) for name in names_of_features
     }

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.cli.summary import count_features
+from flows.cli.summary import count_features, format_p
 from flows.data.datasets import LoadedModel
 from flows.exporting.columns import (
     find_unbounded_weights,
@@ -86,6 +86,7 @@ def summarize_findings(
             *iter_state_sentences(artifact),
             *(() if causes else _iter_component_sentences(artifact, words, correlations)),
             *_iter_group_sentences(artifact, words),
+            *_iter_test_sentences(statistics),
         ],
         "Not determined": [f"No data determine {indeterminacy}."] if indeterminacy else [],
         "Fit": [
@@ -341,6 +342,19 @@ def _iter_group_sentences(artifact: Artifact, words: Vocabulary) -> Iterator[str
         ]
         subject = f"The mean of {words.name_component(k)}"
         yield f"{subject} is lowest in {texts[0]} and highest in {texts[1]}."
+
+
+def _iter_test_sentences(statistics: Mapping[str, Any]) -> Iterator[str]:
+    """Tell whether networks of groups differ."""
+    for test in statistics.get("network_tests", ())[:_MAX_COMPONENTS]:
+        values = [
+            f"{format_number(abs(test[name]), 3)} (p {format_p(test[f'{name}_p'])})"
+            for name in ("largest_difference", "strength_difference")
+        ]
+        yield (
+            f"The networks of {' and '.join(test['groups'])} differ by up to {values[0]} in a "
+            f"coupling, and by {values[1]} in the sum of the sizes of all couplings."
+        )
 
 
 def _is_mixture(artifact: Artifact) -> bool:

@@ -21,9 +21,10 @@ from flows.report.figures.latent import plot_calibration, plot_latent_space
 from flows.report.figures.marks import Figure
 from flows.report.figures.network import (
     find_network,
+    make_difference_table,
     make_network_table,
     plot_heat_capacity,
-    plot_network,
+    plot_networks,
 )
 from flows.report.figures.parameters import (
     correlate_features_with_codes,
@@ -197,9 +198,11 @@ def build_report(inputs: ReportInputs) -> Report:
         figures += plot_trees(edges, fitted.feature_names, inputs.layout)
         tables.append(make_edge_table(edges, fitted.feature_names))
     if network := find_network(fitted):
-        figures += plot_network(network, fitted.feature_names, inputs.layout)
+        figures += plot_networks(fitted, inputs.layout)
         figures += plot_heat_capacity(fitted)
         tables.append(make_network_table(network, fitted.feature_names))
+        if differences := make_difference_table(fitted):
+            tables[-1] = differences
     if dataset is not None and sample is not None:
         pairs = sample.pairs if sample.pairs is not None and len(sample.pairs.z) else None
         with limit_blas_threads():

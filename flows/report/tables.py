@@ -62,6 +62,8 @@ _PATTERN_NOTE = (
     "{words.features}, as by WLSMV in lavaan and Mplus, with normal curves."
 )
 _MEANINGS = {
+    "M": "largest absolute difference of two couplings; p by permutation of group labels",
+    "S": "difference of the sum of the sizes of all couplings; p by permutation of group labels",
     "RMSR": "root mean square of residual correlations: close up to 0.05",
     "χ²": "far above its degrees of freedom if the factors do not explain the correlations",
     "TLI": "from 0 (independence) to 1 (perfect fit)",
@@ -455,6 +457,11 @@ def _iter_rows(statistics: Manifest, words: Vocabulary) -> Iterator[tuple[str, s
                 f"; {statistics['alpha_turned']:.3f} with items reversed that point the other way"
             )
         yield "alpha", text
+    for test in statistics.get("network_tests", ()):
+        groups = " and ".join(test["groups"])
+        for symbol, name in (("M", "largest_difference"), ("S", "strength_difference")):
+            p = format_p(test[f"{name}_p"])
+            yield symbol, f"{format_number(test[name], 3)} between {groups}, p {p}"
 
 
 class NumberCell(NamedTuple):

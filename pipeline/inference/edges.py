@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy
 
 from pipeline.arrays import Array, Indices
 from pipeline.data.features import Feature
@@ -99,14 +100,14 @@ class NetworkEdges(NamedTuple):
     standard_error: Array
     stability: Array
 
-    def select(self, places: slice) -> NetworkEdges:
+    def select(self, places: slice | Indices) -> NetworkEdges:
         """Return the edges at these places."""
         return NetworkEdges._make(values[places] for values in self)
 
 
-def find_network_edges(model: HasNetwork, params: Any) -> NetworkEdges:
-    """Return the edges of a fitted network."""
-    couplings, *others = model.get_network(params)
+def find_network_edges(model: HasNetwork, params: Any, group: int | None = None) -> NetworkEdges:
+    """Return the edges of a fitted network, or of that of a group."""
+    couplings, *others = model.get_network(params, group)
     feature, neighbour = np.nonzero(np.triu(couplings))
     order = np.argsort(-np.abs(couplings[feature, neighbour]), kind="stable")
     feature, neighbour = feature[order], neighbour[order]
@@ -117,10 +118,60 @@ def find_network_edges(model: HasNetwork, params: Any) -> NetworkEdges:
     return NetworkEdges(feature, neighbour, couplings[feature, neighbour], errors, stability)
 
 
+class EdgeDifferences(NamedTuple):
+    """Differences of the edges of two groups, (n_edges,) each, the largest first.
+
+    An edge is listed if it is in either network.
+
+    Attributes
+    ----------
+    groups
+        Indices of the groups a and b.
+    feature, neighbour
+        Indices of the two features.
+    coupling_a, coupling_b, difference
+        Coupling in each group, and that of a less that of b.
+    p, adjusted_p
+        p of the difference, and adjusted for the number of pairs of features, with an edge or not
+        (Y. Benjamini, Y. Hochberg, JRSS B 57, 1995); NaN if they are not known.
+    """
+
+    groups: tuple[int, int]
+    feature: Indices
+    neighbour: Indices
+    coupling_a: Array
+    coupling_b: Array
+    difference: Array
+    p: Array
+    adjusted_p: Array
+
+
+def find_edge_differences(model: HasNetwork, params: Any) -> list[EdgeDifferences]:
+    """Return the differences of the edges of all pairs of groups; none without groups."""
+    found = []
+    for own in model.compare_groups(params):
+        first, second = (model.get_network(params, group).couplings for group in own.groups)
+        feature, neighbour = np.nonzero(np.triu((first != 0) | (second != 0)))
+        order = np.argsort(-np.abs(own.difference[feature, neighbour]), kind="stable")
+        feature, neighbour = feature[order], neighbour[order]
+        adjusted, known = own.p.copy(), np.nonzero(np.triu(np.isfinite(own.p), 1))
+        if known[0].size:
+            adjusted[known] = scipy.stats.false_discovery_control(own.p[known])
+        matrices = (first, second, own.difference, own.p, adjusted)
+        values = [matrix[feature, neighbour] for matrix in matrices]
+        found.append(EdgeDifferences(own.groups, feature, neighbour, *values))
+    return found
+
+
 def make_edge_columns(
-    model: Model, params: Any, features: Sequence[Feature], names: Sequence[str], source: str
+    model: Model,
+    params: Any,
+    features: Sequence[Feature],
+    names: Sequence[str],
+    source: str,
+    groups: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the edges of a fit as columns by name, with the names of features.
+    """Return the edges of a fit as columns by name, with the names of features and groups.
 
     Trees are counted from 1. `source` names the fit in errors.
 
@@ -130,6 +181,22 @@ def make_edge_columns(
         If the model has neither trees nor a network.
     """
     if isinstance(model, HasNetwork):
+        if differences := find_edge_differences(model, params):
+            columns = {
+                "feature": [names[i] for own in differences for i in own.feature.tolist()],
+                "neighbour": [names[i] for own in differences for i in own.neighbour.tolist()],
+            }
+            for k, side in enumerate("ab"):
+                columns[f"group_{side}"] = [
+                    groups[own.groups[k]] for own in differences for _ in own.feature
+                ]
+            return {
+                **columns,
+                **{
+                    name: np.concatenate([getattr(own, name) for own in differences])
+                    for name in EdgeDifferences._fields[3:]
+                },
+            }
         network = find_network_edges(model, params)
         return {
             "feature": [names[i] for i in network.feature.tolist()],

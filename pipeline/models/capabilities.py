@@ -276,12 +276,34 @@ class FeatureNetwork(NamedTuple):
     stability: Array | None
 
 
+class NetworkDifference(NamedTuple):
+    """How the networks of two groups of rows differ.
+
+    Attributes
+    ----------
+    groups
+        Indices of the two groups.
+    difference
+        Couplings of the first less those of the second, (n_features, n_features).
+    p
+        p of each difference by itself, of the same shape; NaN if it is not known, as of features
+        that are constant in a group.
+    """
+
+    groups: tuple[int, int]
+    difference: Array
+    p: Array
+
+
 @runtime_checkable
 class HasNetwork(Protocol):
     """Describes the dependence of features by couplings of pairs."""
 
-    def get_network(self, params: Any) -> FeatureNetwork:
-        """Return the couplings."""
+    def get_network(self, params: Any, group: int | None = None) -> FeatureNetwork:
+        """Return the couplings of a group; if None, those of all rows, or the mean of groups."""
+
+    def compare_groups(self, params: Any) -> Sequence[NetworkDifference]:
+        """Return the differences of all pairs of groups; empty without groups."""
 
     def compute_heat_capacity(self, params: Any, temperatures: Array) -> Array | None:
         """Return the variance of the energy per feature and T², (n_temperatures,).

@@ -88,6 +88,38 @@ def test_a_fit_without_trees_is_refused(cli) -> None:
         lb.load(artifact).get_edges()
 
 
+def test_networks_of_groups_are_compared(cli) -> None:
+    X = np.vstack([draw_chain(600), draw_chain(600)[:, [1, 0, 2, 4, 3]]])
+    X[600:, 4] = 1
+    table = pd.DataFrame(X, columns=NAMES)
+    table["school"] = np.repeat(["NA", "None"], 600)
+    table.sample(frac=1, random_state=0).to_csv("x.csv", index=False)
+    assert cli("ingest", "x.csv", "--dataset", "x.zarr", "--keep", "school").code == 0
+    fit = ("fit", "--model", "ising", "--executor", "serial", "--json", "--group", "school")
+    settings = ("--set", "path=10", "--set", "permutations=19", "--no-report")
+    found = cli(*fit, "--dataset", "x.zarr", *settings).json
+    assert "constant in some groups, where they have no edges: 'e' (in 'None')" in str(found)
+    artifact = found["artifact"]
+    assert (
+        cli("export", "--artifact", artifact, "--what", "edges", "--output", "t.parquet").code == 0
+    )
+    table = pd.read_parquet("t.parquet")
+    fitted = lb.load(artifact)
+    pd.testing.assert_frame_equal(pd.DataFrame(fitted.get_edges()), table)
+    assert {*table["group_a"], *table["group_b"]} == {"NA", "None"}
+    np.testing.assert_allclose(table["coupling_a"] - table["coupling_b"], table["difference"])
+    is_constant = (table["feature"] == "e") | (table["neighbour"] == "e")
+    assert table["p"].isna().tolist() == is_constant.tolist()
+    assert table["p"].min() == pytest.approx(1 / 20)
+    (tests,) = fitted.statistics["network_tests"]
+    assert {*tests["groups"]} == {"NA", "None"}
+    assert cli("report", "--artifact", artifact, "--output", "r.html").code == 0
+    page = Path("r.html").read_text(encoding="utf-8")
+    assert "Network of features: group None" in page
+    assert "Largest differences between groups" in page
+    assert f"writes all {len(table)} lines" in page
+
+
 def test_edges_of_a_network_are_drawn_and_listed(cli) -> None:
     X = draw_chain(1000)
     write_arrays(Path("d.zarr"), X, names=NAMES)

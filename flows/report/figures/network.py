@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from flows.cli.summary import format_p
 from flows.data.datasets import LoadedModel
+from flows.exporting.columns import list_segment_names
 from flows.report.figures.axes import fit_axis
 from flows.report.figures.causes import TextTable
 from flows.report.figures.colours import COLOURS, GREY, NEGATIVE, POSITIVE
@@ -24,11 +26,12 @@ from flows.report.figures.marks import (
 from flows.report.figures.text import format_number, format_shown_count, shorten_text
 from pipeline.arrays import Array, Indices
 from pipeline.executors.base import limit_blas_threads
-from pipeline.inference.edges import NetworkEdges, find_network_edges
+from pipeline.inference.edges import NetworkEdges, find_edge_differences, find_network_edges
 from pipeline.models.capabilities import HasNetwork
 
 _MAX_NODES, _MAX_EDGES, _MAX_PIXEL_EDGES = 60, 300, 1000
 _MAX_TABLE_ROWS = 20
+_MAX_GROUPS = 6  # whose networks are drawn
 _MIN_WIDTH, _MAX_WIDTH = 0.6, 5.0  # of lines
 _NODE_SIZE, _WIDTH, _MAX_NAME_LENGTH = 7, 800, 24
 _ROUNDS = 300
@@ -36,12 +39,65 @@ _HEAT_HEIGHT = 300
 _MARGIN = 0.12  # of the width, on each side, for names
 
 
-def find_network(fitted: LoadedModel) -> NetworkEdges | None:
-    """Return the edges of the model's network; None if it has none."""
+def find_network(fitted: LoadedModel, group: int | None = None) -> NetworkEdges | None:
+    """Return the edges of the model's network, or of that of a group; None if it has none."""
     if not isinstance(fitted.model, HasNetwork):
         return None
-    edges = find_network_edges(fitted.model, fitted.params)
+    edges = find_network_edges(fitted.model, fitted.params, group)
     return edges if len(edges.feature) else None
+
+
+def plot_networks(fitted: LoadedModel, layout: ImageLayout | None) -> Iterator[Figure]:
+    """Plot the network, or those of all groups with features at the same places."""
+    whole, names = find_network(fitted), fitted.feature_names
+    if whole is None:
+        return
+    if "segments" not in fitted.artifact:
+        yield from plot_network(whole, names, layout)
+        return
+    groups = list_segment_names(fitted.artifact)
+    networks = [find_network(fitted, group) for group in range(len(groups))]
+    strongest = max(np.abs(own.coupling).max() for own in networks if own is not None)
+    nodes = place_features(whole.select(slice(_count_shown(whole, layout))), layout)
+    for name, own in list(zip(groups, networks, strict=True))[:_MAX_GROUPS]:
+        if own is not None:
+            yield from plot_network(own, names, layout, name, nodes, float(strongest))
+
+
+def make_difference_table(fitted: LoadedModel) -> TextTable | None:
+    """List the largest differences between groups; None without groups."""
+    if not isinstance(fitted.model, HasNetwork):
+        return None
+    differences = find_edge_differences(fitted.model, fitted.params)
+    if not differences:
+        return None
+    names, groups = fitted.feature_names, list_segment_names(fitted.artifact)
+    has_p = any(np.isfinite(own.p).any() for own in differences)
+    lines = [
+        (abs(own.difference[k]), own, k) for own in differences for k in range(len(own.feature))
+    ]
+    lines.sort(key=lambda line: -line[0])
+    rows = []
+    for _, own, k in lines[:_MAX_TABLE_ROWS]:
+        pair = (names[own.feature[k]], names[own.neighbour[k]])
+        values = own.coupling_a[k], own.coupling_b[k], own.difference[k]
+        numbers = [f"{value:.3f}".replace("-", "−") for value in values]
+        p = [
+            format_p(value).removeprefix("= ") if np.isfinite(value) else "–"
+            for value in (own.p[k], own.adjusted_p[k])
+        ]
+        a, b = (groups[i] for i in own.groups)
+        rows.append((*pair, a, b, *numbers, *(p if has_p else ())))
+    columns: tuple[str, ...] = ("feature", "neighbour", "group a", "group b")
+    columns = (*columns, "in a", "in b", "difference")
+    columns = (*columns, "p", "adjusted p") if has_p else columns
+    note = (
+        "Adjusted p is for the number of pairs of features (Benjamini-Hochberg). "
+        if has_p
+        else "For p, fit with --set permutations=1000. "
+    )
+    note += f"The command latentbits export --what edges writes all {len(lines):,} lines."
+    return TextTable("Largest differences between groups", columns, tuple(rows), note, True)
 
 
 def place_nodes(n_nodes: int, pairs: Indices, strengths: Array) -> Array:
@@ -78,21 +134,37 @@ def place_nodes(n_nodes: int, pairs: Indices, strengths: Array) -> Array:
     return np.asarray((places - low) / np.maximum((high - low).max(), 1e-12))
 
 
-def plot_network(
-    edges: NetworkEdges, names: Sequence[str], layout: ImageLayout | None
-) -> Iterator[Figure]:
-    """Plot the strongest edges; features that are pixels stay in their place."""
-    shown = edges.select(slice(_count_shown(edges, layout)))
-    shown = shown.select(slice(None, None, -1))  # weak edges are below strong ones
-    strongest = float(np.abs(shown.coupling[-1]))
-    features, pairs = np.unique([shown.feature, shown.neighbour], return_inverse=True)
-    pairs = pairs.reshape(2, -1).T
+def place_features(edges: NetworkEdges, layout: ImageLayout | None) -> tuple[Indices, Array]:
+    """Return the features with edges, and their places, (n_nodes, 2); pixels stay in theirs."""
+    features, pairs = np.unique([edges.feature, edges.neighbour], return_inverse=True)
     if layout is not None:
         y, x = np.divmod(layout.pixels.astype(np.float64), layout.width)
         size = max(layout.height, layout.width)
-        places = np.stack([x, size - 1 - y], axis=1)[features] / max(size - 1, 1)
-    else:
-        places = place_nodes(len(features), pairs, np.abs(shown.coupling) / strongest)
+        return features, np.stack([x, size - 1 - y], axis=1)[features] / max(size - 1, 1)
+    strengths = np.abs(edges.coupling) / np.abs(edges.coupling).max()
+    return features, place_nodes(len(features), pairs.reshape(2, -1).T, strengths)
+
+
+def plot_network(
+    edges: NetworkEdges,
+    names: Sequence[str],
+    layout: ImageLayout | None,
+    group: str | None = None,
+    nodes: tuple[Indices, Array] | None = None,
+    strongest: float | None = None,
+) -> Iterator[Figure]:
+    """Plot the strongest edges, of a group if it has a name.
+
+    `nodes` are features and their places, from `place_features`; by default those of the edges. The
+    thickest line stands for the coupling `strongest`, by default that of the strongest edge.
+    """
+    shown = edges.select(slice(_count_shown(edges, layout)))
+    shown = shown.select(slice(None, None, -1))  # weak edges are below strong ones
+    strongest = float(np.abs(shown.coupling[-1])) if strongest is None else strongest
+    features, places = place_features(shown, layout) if nodes is None else nodes
+    is_placed = np.isin(shown.feature, features) & np.isin(shown.neighbour, features)
+    shown = shown.select(np.flatnonzero(is_placed))
+    pairs = np.searchsorted(features, np.stack([shown.feature, shown.neighbour], axis=1))
     x, y = places.T
     shown_names = [shorten_text(names[i], _MAX_NAME_LENGTH) for i in features.tolist()]
     texts = () if layout is not None else (TextMarks(x, y, shown_names, side="above"),)
@@ -104,13 +176,13 @@ def plot_network(
     colours = [POSITIVE if value > 0 else NEGATIVE for value in shown.coupling.tolist()]
     widths = np.maximum(_MAX_WIDTH * np.abs(shown.coupling) / strongest, _MIN_WIDTH)
     lines = [places[pair] for pair in pairs]
-    nodes = [("feature", [names[i] for i in features.tolist()])]
+    node_facts = [("feature", [names[i] for i in features.tolist()])]
     plot = Plot(
         Axis(-_MARGIN, 1 + _MARGIN, has_lines=False),
         Axis(min(y.min(), 0.0) - 0.05, max(y.max(), 0.0) + 0.08, has_lines=False),
         (
             LineMarks(lines, colours, widths, facts=facts),
-            PointMarks(x, y, GREY, size=_NODE_SIZE, facts=nodes),
+            PointMarks(x, y, GREY, size=_NODE_SIZE, facts=node_facts),
             *texts,
         ),
         None if layout is not None else int(120 + (_WIDTH - 150) * float(np.ptp(y))),
@@ -131,7 +203,8 @@ def plot_network(
     pair = f"{names[edges.feature[0]]} and {names[edges.neighbour[0]]}"
     alt = f"Network of {len(shown.feature):,} edges; the strongest joins {pair}."
     width = _WIDTH if layout is None else 520
-    yield Figure("Network of features", alt, plot, note=note.strip(), keys=keys, width=width)
+    title = "Network of features" + ("" if group is None else f": group {group}")
+    yield Figure(title, alt, plot, note=note.strip(), keys=keys, width=width)
 
 
 def plot_heat_capacity(fitted: LoadedModel) -> Iterator[Figure]:

@@ -28,7 +28,11 @@ log Z      log_z           (): for at most 20 features
 =========  ==============  ===================================================
 
 `stability` is the share of bootstrap draws in which two features share an edge, and
-`centrality_interval` the central 95 % of Σ_j |J_ij| over the draws; see `bootstrap`.
+`centrality_interval` the central 95 % of Σ_j |J_ij| over the draws; see `row_sets`.
+
+Groups of rows have a network each. Coefficients have the same penalty in all groups, so that
+penalties make no difference: s_j is of all rows, and EBIC is summed over the groups. Permutation
+tests compare the groups; see `comparison`.
 
 The penalty of a regression is per row, λ Σ_j s_j |b_j| or λ / 2 Σ_j s_j² b_j² for `penalty=ridge`,
 where s_j is the standard deviation of x_j, as in glmnet. The path has glmnet's range, from the
@@ -58,8 +62,8 @@ too small on average.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -68,6 +72,7 @@ from scipy.special import logit
 
 from pipeline.arrays import Array, Bits, Indices
 from pipeline.data.blocks import BinaryBlock
+from pipeline.data.matching import draw_segments
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.learning.convergence import (
@@ -76,25 +81,46 @@ from pipeline.learning.convergence import (
     PassCountCriterion,
 )
 from pipeline.models.base import Model
-from pipeline.models.capabilities import FeatureNetwork, LogLikelihood
-from pipeline.models.ising.bootstrap import (
-    repeat_regressions,
-    sum_draws,
-    take_draw,
+from pipeline.models.capabilities import FeatureNetwork, LogLikelihood, NetworkDifference
+from pipeline.models.ising.comparison import (
+    list_differences,
+    summarize_tests,
+    test_differences,
 )
 from pipeline.models.ising.moments import MAX_FEATURES, match_moments
+from pipeline.models.ising.params import IsingParams, NetworkTests, join_groups
 from pipeline.models.ising.regressions import (
     make_regressions,
+    place_values,
     read_regressions,
     sum_penalties,
     sum_products,
     take_complete_rows,
+)
+from pipeline.models.ising.row_sets import (
+    concatenate_regressions,
+    count_rows,
+    iter_networks,
+    list_bootstraps,
+    list_groups,
+    list_pairs,
+    list_permutations,
+    sum_networks,
+    take_network,
 )
 from pipeline.models.ising.standard_errors import (
     MAX_INVERSES,
     find_partners,
     invert_information,
     sum_squared_influences,
+)
+from pipeline.models.ising.states import (
+    MAX_ENUMERATED,
+    bound_logits,
+    compute_log_z,
+    draw_states,
+    measure_heat_capacity,
+    sum_over_missing,
 )
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
@@ -104,58 +130,28 @@ from pipeline.numerics.logistic.node_regressions import (
     Regressions,
     RegressionSums,
     follow_linear_path,
-    sum_regressions,
     take_newton_steps,
 )
 from pipeline.numerics.networks.boltzmann_rows import affine_outputs
-from pipeline.numerics.networks.ising_states import (
-    impute,
-    resample,
-    run_chains,
-    sum_missing,
-)
-from pipeline.numerics.networks.unit_states import list_states
-from pipeline.params import NumberRange, array_field, optional_array_field
+from pipeline.numerics.networks.ising_states import impute
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warnings, pool_margins
 from pipeline.statistics.sums import Sums
 
-MAX_ENUMERATED = 20
-"""Most features whose states are enumerated, for log Z and samples."""
 _MAX_MISSING = 16  # values of a row whose states are enumerated
 _NARROW, _CANDIDATES = 128, 64  # features, and predictors of each if there are more
 _MOST_CHECKS = 5
 _LEAST_RIDGE = 1e-8
 _MAX_START = 1.5  # of coefficients: linear regressions of rare features would overshoot
 _LARGE = 8.0  # a coefficient by which the odds change 3,000-fold
-# For samples: number of chains, temperatures of the annealing, Gibbs sweeps between two rows.
-_SAMPLING_CHAINS, _BURN_IN, _SWEEPS_BETWEEN_SAMPLES = 5000, 300, 10
-# Chains, times that their energies are taken at each temperature, and sweeps before each time.
-_HEAT_CHAINS, _HEAT_DRAWS, _HEAT_SWEEPS = 1000, 9, 5
 _BY_REGRESSION = ("lasso", "ridge", "objectives", "nats", "gains", "best_values")
 _UNKNOWN = 1e300  # a gain, or minus an objective; stored numbers are finite
+_OF_DRAWS = ("stability", "difference_p")
+_MOST_NAMED = 10  # of the features with missing values
 _CENTRAL = (0.025, 0.975)  # of the draws
 _MAX_DIFFERENCE = 0.01  # of moments of Gibbs chains
 _NOT_WORSE = 1e-12  # relative change of an objective by rounding
-_SHARE = NumberRange(minimum=0, maximum=1)
-
-
-@dataclass(frozen=True)
-class IsingParams:
-    """Parameters; the module's table gives shapes. `shares` are shares of ones, (n_features,)."""
-
-    thresholds: Array = array_field("feature")
-    couplings: Array = array_field("feature", "feature_j")
-    slopes: Array = array_field("feature", "feature_j")
-    strengths: Array = array_field("feature", allowed=NumberRange(minimum=0))
-    shares: Array = array_field("feature", allowed=_SHARE)
-    modes: Array = array_field("feature", "component")
-    couplings_error: Array | None = optional_array_field("feature", "feature_j")
-    thresholds_error: Array | None = optional_array_field("feature")
-    stability: Array | None = optional_array_field("feature", "feature_j", allowed=_SHARE)
-    centrality_interval: Array | None = optional_array_field("bound", "feature")
-    log_z: Array | None = optional_array_field()
 
 
 @dataclass(frozen=True)
@@ -191,6 +187,9 @@ class Ising(Model):
     draws
         Number of bootstrap draws of the rows, each fitted with the penalties of the fit, for the
         stability of edges and centrality.
+    permutations
+        Number of times that the group labels of rows are drawn anew, to test whether the networks
+        of groups differ.
     max_iter
         Maximum number of passes of a stage.
     tol
@@ -199,7 +198,7 @@ class Ising(Model):
     """
 
     name: ClassVar[str] = "ising"
-    support: ClassVar[Support] = Support(("binary",), ("frequency",))
+    support: ClassVar[Support] = Support(("binary",), ("groups", "frequency"))
     unlinked_effect: ClassVar[str] = "they cannot be fitted together"
     statistics: ClassVar[type[NetworkSums]] = NetworkSums
     params: ClassVar[type[IsingParams]] = IsingParams
@@ -214,6 +213,7 @@ class Ising(Model):
     rule: Literal["and", "or"] = "and"
     refit: Literal["none", "pseudo", "likelihood"] = "none"
     draws: int = setting(0, minimum=0)
+    permutations: int = setting(0, minimum=0)
     max_iter: int = setting(100, minimum=1)
     tol: float = setting(1e-9, above=0, below=1)
 
@@ -223,6 +223,19 @@ class Ising(Model):
             raise FitError(
                 "{strength} needs {penalty=lasso} or {penalty=ridge}.", parameter="strength"
             )
+        if self.permutations and self.refit != "none":
+            raise FitError(
+                "{permutations} compare the couplings before {refit}. Use {refit=none}.",
+                parameter="permutations",
+            )
+
+    @property
+    def n_groups(self) -> int:
+        """Number of networks: that of the groups, or 1."""
+        return max(len(self.structure.groups), 1)
+
+    def _find_group(self, block: BinaryBlock) -> int:
+        return block.segment if self.structure.groups else 0
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the bytes of squares of pairs, and of the sums of all regressions."""
@@ -230,9 +243,12 @@ class Ising(Model):
         is_path = self.penalty == "lasso" and self.strength is None
         n_regressions = n_features * (self.path if is_path else 1)
         n_active = n_columns // 2 if self.penalty == "lasso" else n_features
-        n_regressions = max(n_regressions, n_features * self.draws)
+        n_groups = self.n_groups
+        n_sets = max(self.draws, n_groups * (n_groups - 1) * self.permutations)
+        n_regressions = max(n_regressions * n_groups, n_features * n_sets)
         sums = n_regressions * (3 * n_columns + n_active**2)
-        return 8 * (n_features**2 * (2 * n_threads + 8) + sums * (n_threads + 2))
+        squares = n_groups * n_features**2
+        return 8 * (squares * (2 * n_threads + 8) + sums * (n_threads + 2))
 
     def estimate_work(
         self, params: IsingParams, working: Arrays, n_features: int, n_rows: int
@@ -255,7 +271,9 @@ class Ising(Model):
         zeros, square = np.zeros(p), np.zeros((p, p))
         modes = np.zeros((p, self.n_components or 2))
         params = IsingParams(zeros, square, square, zeros, ones / observed, modes)
-        incomplete = np.flatnonzero(first.observed.sum(axis=0) < first.total)
+        n_missing = first.total - first.observed.sum(axis=0)
+        incomplete = np.argsort(-n_missing, kind="stable")[: np.count_nonzero(n_missing)]
+        self._check_groups()
         if self.refit == "likelihood" and p > MAX_FEATURES:
             raise FitError(
                 f"{{refit=likelihood}} takes at most {MAX_FEATURES} features, but there are {p:,}. "
@@ -265,30 +283,46 @@ class Ising(Model):
         seed = np.array(rng.integers(2**63))
         return FitState(params, auxiliary={"incomplete": incomplete, "seed": seed})
 
+    def _check_groups(self) -> None:
+        """Refuse settings that need groups, or that do not go with them."""
+        if self.permutations and self.n_groups < 2:
+            raise FitError(
+                "{permutations} compare groups of rows. Choose them by {group=COLUMN}.",
+                parameter="permutations",
+            )
+        if self.draws and self.structure.groups:
+            raise FitError(
+                "{draws} cannot be combined with groups. Compare groups by {permutations=1000}, or "
+                "fit the rows of each group on their own.",
+                parameter="draws",
+            )
+
     def summarize(
         self, params: IsingParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> NetworkSums:
         """Count the pairs of complete rows, or sum the regressions over them."""
-        rows = take_complete_rows(block)
-        weights = np.ones(rows.n_samples) if rows.row_weights is None else rows.row_weights
+        rows, group = take_complete_rows(block), self._find_group(block)
         sizes = block.n_samples, rows.weight
         if "targets" not in working:
-            joint = np.zeros((rows.n_features, rows.n_features), np.int64)
-            kernels.add_joint_counts(rows.words, rows.words, joint, rows.split_weights())
+            joint = np.zeros((self.n_groups, rows.n_features, rows.n_features), np.int64)
+            kernels.add_joint_counts(rows.words, rows.words, joint[group], rows.split_weights())
+            totals = np.zeros((2, self.n_groups))
+            totals[:, group] = rows.weight, block.weight
             counts = joint if rows.weight_unit == 1 else rows.weight_unit * joint
-            return NetworkSums(*sizes, 0.0, {"joint": counts, "all_rows": np.array(block.weight)})
-        regressions = read_regressions(working)
-        words = np.ascontiguousarray(rows.words)
+            return NetworkSums(*sizes, 0.0, {"joint": counts, "group_rows": totals})
+        own, row_sets = read_regressions(working), working["row_sets"]
         if "checks" in working:
-            return NetworkSums(*sizes, 0.0, {"products": sum_products(words, weights, regressions)})
-        if "n_draws" in working:
-            n_draws = int(working["n_draws"])
-            sums, totals = sum_draws(words, weights, rows.rows, rng, regressions, n_draws)
-            values = {**sums._asdict(), "draw_weights": totals}
-        else:
-            sums = sum_regressions(words, weights, regressions)
-            values = sums._asdict()
-        objective = float(sums.nats.sum() + working["constant"] * rows.weight)
+            parts = zip(row_sets.tolist(), iter_networks(own, len(row_sets)), strict=True)
+            products = [
+                sum_products(
+                    rows.words, count_rows(rows, row_set, group, working["group_rows"], rng), part
+                )
+                for row_set, part in parts
+            ]
+            return NetworkSums(*sizes, 0.0, {"products": np.concatenate(products)})
+        sums, totals = sum_networks(rows, own, row_sets, group, working["group_rows"], rng)
+        objective = float(sums.nats.sum() + working["constants"] @ totals)
+        values = {**sums._asdict(), "weights": totals}
         return NetworkSums(*sizes, objective / float(working["path"]), values)
 
     def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
@@ -320,7 +354,7 @@ class Ising(Model):
         """Take Newton's steps; a regression whose last step was too long goes half of it back."""
         own, before = read_regressions(state.working), state.auxiliary
         sums = RegressionSums(*(statistics.values[name] for name in RegressionSums._fields))
-        totals = statistics.values.get("draw_weights", np.array([statistics.weight]))
+        totals = statistics.values["weights"]
         weights = np.repeat(np.maximum(totals, 1e-300), len(own.groups) // len(totals))
         penalties = sum_penalties(own, before["scales"], before["lasso"], before["ridge"])
         objectives = sums.nats / weights - penalties
@@ -359,11 +393,15 @@ class Ising(Model):
     def _place(self, state: FitState, own: Regressions, auxiliary: Arrays) -> FitState:
         """Return a state with these regressions; the objective is that of finished ones as well."""
         penalties = sum_penalties(own, auxiliary["scales"], auxiliary["lasso"], auxiliary["ridge"])
-        constant = np.where(own.is_running, -penalties, auxiliary["objectives"]).sum()
+        constants = np.where(own.is_running, -penalties, auxiliary["objectives"])
         n_penalties = len(own.groups) / max(len(own.targets), 1)
-        shared = {"constant": np.array(constant), "path": np.array(max(n_penalties, 1.0))}
-        if "n_draws" in state.working:
-            shared["n_draws"] = state.working["n_draws"]
+        row_sets = state.working.get("row_sets", list_groups(self.n_groups))
+        shared = {
+            "row_sets": row_sets,
+            "group_rows": auxiliary["group_rows"],
+            "constants": constants.reshape(len(row_sets), -1).sum(axis=1),
+            "path": np.array(max(n_penalties, 1.0) * len(row_sets) / self.n_groups),
+        }
         return replace(state, working={**own._asdict(), **shared}, auxiliary=auxiliary)
 
     def objective(self, params: IsingParams, statistics: NetworkSums) -> float:
@@ -380,13 +418,13 @@ class Ising(Model):
         if "products" in statistics.values:
             found = self._add_neighbours(state, statistics)
             return self._begin_draws(state) if found is None else found
-        if "n_draws" in state.working:
+        if "fitted_values" in state.auxiliary:
             return self._begin_refit(self._end_draws(state))
         if state.is_on_sample:
             return None
         if "is_last" in state.working or state.auxiliary["gains"].max(initial=0.0) > self.tol:
             return None
-        is_refit = "is_edge" in state.auxiliary
+        is_refit = "is_refit" in state.auxiliary
         is_wide = self.penalty == "lasso" and len(state.working["targets"]) > _NARROW
         if is_wide and not is_refit and int(state.auxiliary["n_checks"]) < _MOST_CHECKS:
             state = self._choose_penalties(state)
@@ -394,73 +432,110 @@ class Ising(Model):
         return self._begin_last_pass(state) if is_refit else self._begin_draws(state)
 
     def _begin_draws(self, state: FitState) -> FitState | None:
-        """Begin to fit the regressions to bootstrap draws, if there are any."""
+        """Begin to fit the regressions to bootstrap draws, or to rows with new labels, if any."""
         state = self._choose_penalties(state)
-        own, before = read_regressions(state.working), state.auxiliary
-        if not self.draws or not len(own.targets):
+        own, before, n_groups = read_regressions(state.working), state.auxiliary, self.n_groups
+        row_sets = (
+            list_bootstraps(self.draws)
+            if n_groups == 1
+            else list_permutations(self.permutations, n_groups)
+        )
+        if not len(row_sets) or not len(own.targets):
             return self._begin_refit(state)
-        repeated, n = repeat_regressions(own, self.draws), self.draws * len(own.targets)
+        networks = row_sets[:, 1]
+        repeated = concatenate_regressions([take_network(own, g, n_groups) for g in networks])
+        repeated = repeated._replace(is_running=np.ones_like(repeated.is_running))
         fitted = {**own._asdict(), **{name: before[name] for name in _BY_REGRESSION}}
+        n = len(repeated.groups)
         auxiliary = {
             **before,
             **{f"fitted_{name}": values for name, values in fitted.items()},
-            "lasso": np.tile(before["lasso"], self.draws),
-            "ridge": np.tile(before["ridge"], self.draws),
+            **{
+                name: before[name].reshape(n_groups, -1)[networks].ravel()
+                for name in ("lasso", "ridge")
+            },
             "objectives": np.full(n, -_UNKNOWN),
             "nats": np.full(n, -_UNKNOWN),
             "gains": np.full(n, _UNKNOWN),
             "best_values": repeated.values,
         }
-        working = {"n_draws": np.array(self.draws)}
-        return self._place(replace(state, working=working), repeated, auxiliary)
+        return self._place(replace(state, working={"row_sets": row_sets}), repeated, auxiliary)
 
     def _end_draws(self, state: FitState) -> FitState:
-        """Keep the stability of edges, and return to the regressions of all rows."""
-        own, n = read_regressions(state.working), len(state.params.shares)
-        centrality, n_chosen = np.empty((self.draws, n)), np.zeros((n, n))
-        for draw in range(self.draws):
-            slopes, _ = _place_values(take_draw(own, draw, self.draws), n)
-            is_edge = self._find_edges(slopes)
-            n_chosen += is_edge
-            centrality[draw] = np.abs(np.where(is_edge, slopes + slopes.T, 0.0)).sum(axis=1) / 2
-        prefix, before = "fitted_", state.auxiliary
+        """Keep what the draws tell, and return to the regressions of all rows."""
+        own, prefix, before = read_regressions(state.working), "fitted_", state.auxiliary
+        fitted = Regressions(*(before[prefix + name] for name in Regressions._fields))
+        measure = self._measure_stability if self.n_groups == 1 else self._test_differences
+        found = measure(own, fitted, before)
         auxiliary = {name: values for name, values in before.items() if prefix not in name}
         auxiliary |= {name: before[prefix + name] for name in _BY_REGRESSION}
-        auxiliary["stability"] = n_chosen / self.draws
-        auxiliary["centrality_interval"] = np.quantile(centrality, _CENTRAL, axis=0)
-        fitted = Regressions(*(before[prefix + name] for name in Regressions._fields))
-        return self._place(replace(state, working={}), fitted, auxiliary)
+        return self._place(replace(state, working={}), fitted, {**auxiliary, **found})
+
+    def _measure_stability(
+        self, own: Regressions, fitted: Regressions, auxiliary: Arrays
+    ) -> dict[str, Array]:
+        """Return the stability of edges, and the intervals of centrality."""
+        n = len(auxiliary["scales"])
+        centrality, n_chosen = np.empty((self.draws, n)), np.zeros((n, n))
+        for draw, part in enumerate(iter_networks(own, self.draws)):
+            couplings = self._join_slopes(place_values(part, n)[0])
+            n_chosen += couplings != 0
+            centrality[draw] = np.abs(couplings).sum(axis=1)
+        interval = np.quantile(centrality, _CENTRAL, axis=0)
+        return {"stability": n_chosen / self.draws, "centrality_interval": interval}
+
+    def _test_differences(
+        self, own: Regressions, fitted: Regressions, auxiliary: Arrays
+    ) -> dict[str, Array]:
+        """Return the tests of all pairs of groups."""
+        n = len(auxiliary["scales"])
+        couplings, drawn = (
+            (self._join_slopes(place_values(part, n)[0]) for part in parts)
+            for parts in (
+                iter_networks(fitted, self.n_groups),
+                iter_networks(own, 2 * self.permutations * len(list_pairs(self.n_groups))),
+            )
+        )
+        return vars(test_differences([*couplings], drawn, self.permutations))
+
+    def _join_slopes(self, slopes: Array) -> Array:
+        """Return the couplings, given the coefficients of all regressions."""
+        return np.where(self._find_edges(slopes), (slopes + slopes.T) / 2, 0.0)
 
     def _begin_refit(self, state: FitState) -> FitState | None:
         """Begin to estimate the edges without a penalty."""
         if self.refit == "none" or self.penalty == "none":
             return self._begin_last_pass(state)
         own, n = read_regressions(state.working), len(state.params.shares)
-        slopes, thresholds = _place_values(own, n)
-        is_edge = self._find_edges(slopes)
-        columns = [np.flatnonzero(is_edge[target]) for target in own.targets]
-        values = [
-            np.append(thresholds[target], slopes[target, own_columns])[None]
-            for target, own_columns in zip(own.targets, columns, strict=True)
-        ]
-        refit = make_regressions(own.targets, columns, values, all_active=True)
-        n_targets = len(own.targets)
+        parts = []
+        for part in iter_networks(own, self.n_groups):
+            slopes, thresholds = place_values(part, n)
+            is_edge = self._find_edges(slopes)
+            columns = [np.flatnonzero(is_edge[target]) for target in part.targets]
+            values = [
+                np.append(thresholds[target], slopes[target, own_columns])[None]
+                for target, own_columns in zip(part.targets, columns, strict=True)
+            ]
+            parts.append(make_regressions(part.targets, columns, values, all_active=True))
+        refit = concatenate_regressions(parts)
+        refit = refit._replace(is_running=~_find_constant(refit, state.auxiliary))
+        n_targets = len(refit.targets)
         auxiliary = {
             **state.auxiliary,
-            "is_edge": is_edge,
+            "is_refit": np.array(True),
             "strengths": state.auxiliary["lasso"] + state.auxiliary["ridge"],
             "lasso": np.zeros(n_targets),
             "ridge": np.full(n_targets, _LEAST_RIDGE),
-            "objectives": np.full(n_targets, -_UNKNOWN),
+            "objectives": np.where(refit.is_running, -_UNKNOWN, 0.0),
             "best_values": refit.values,
-            "gains": np.full(n_targets, _UNKNOWN),
+            "gains": np.where(refit.is_running, _UNKNOWN, 0.0),
         }
         return self._place(state, refit, auxiliary)
 
     def _begin_last_pass(self, state: FitState) -> FitState | None:
         """Begin the pass that sums the information for standard errors, and ends draws."""
         own = read_regressions(state.working)
-        if not (self._has_errors(own) or "stability" in state.auxiliary):
+        if not self._has_errors(own) and state.auxiliary.keys().isdisjoint(_OF_DRAWS):
             return None
         running = own._replace(is_running=np.ones_like(own.is_running))
         state = self._place(state, running, state.auxiliary)
@@ -478,8 +553,11 @@ class Ising(Model):
         return chosen & chosen.T if self.rule == "and" else chosen | chosen.T
 
     def count_sample_rows(self, state: FitState) -> int:
-        """Return 1: any sample of the usual size tells where the path roughly is."""
-        return 1
+        """Return 1: any sample of the usual size tells where the path roughly is.
+
+        With groups, it may have too few rows of some.
+        """
+        return 0 if self.structure.groups else 1
 
     def draw_sample_starts(self, state: FitState) -> tuple[FitState]:
         """Return the state itself, with the number of its warnings."""
@@ -497,70 +575,105 @@ class Ising(Model):
 
     def _begin_path(self, state: FitState, counts: NetworkSums) -> FitState:
         """Start the regressions of all features and penalties near those of linear regressions."""
-        joint, weight = counts.values["joint"], counts.weight
-        incomplete = tuple(state.auxiliary["incomplete"].tolist())
-        n_rows = float(counts.values["all_rows"])
-        if incomplete and weight < 2:
-            raise FitError(
-                f"Only {weight:,.0f} of {n_rows:,.0f} rows have values of all features, and ising "
-                "uses no others. Leave out those with missing values by {drop=NAME}: {features}.",
-                incomplete,
-            )
-        warnings = list(state.warnings)
-        if incomplete:
-            text = (
-                f"{n_rows - weight:,.0f} of {n_rows:,.0f} rows have missing values and are left "
-                "out; values are missing of: {features}"
-            )
-            warnings.append(FitWarning(text, incomplete))
-        ones = np.diagonal(joint).copy()
+        joint, (group_rows, all_rows) = counts.values["joint"], counts.values["group_rows"]
+        warnings = [*state.warnings, *self._check_missing(state, group_rows, all_rows)]
+        by_group = np.diagonal(joint, axis1=1, axis2=2)
+        joint, ones, weight = joint.sum(axis=0), by_group.sum(axis=0), counts.weight
         warnings += make_constant_feature_warnings(
             np.full_like(ones, weight), ones, "they have no edges"
         )
+        is_constant = (by_group == 0) | (by_group == group_rows[:, None])
+        own_constant = is_constant & ~is_constant.all(axis=0)
+        if own_constant.any():
+            where, features = (tuple(np.unique(own).tolist()) for own in np.nonzero(own_constant))
+            text = "constant in some groups, where they have no edges: {features} (in {segments})"
+            warnings.append(FitWarning(text, features, segments=where))
         shares = ones / weight
+        group_shares = by_group / group_rows[:, None]
+        covariances = counts.values["joint"] / group_rows[:, None, None]
+        covariances -= group_shares[:, :, None] * group_shares[:, None]
         covariance = joint / weight - np.outer(shares, shares)
         covariance = np.where(np.outer(*2 * [(ones > 0) & (ones < weight)]), covariance, 0.0)
         scales = np.sqrt(np.diagonal(covariance))
-        params = replace(state.params, shares=shares, thresholds=_bound_logits(ones, weight))
+        params = replace(state.params, shares=shares, thresholds=bound_logits(ones, weight))
         sample = _read_sample(state.auxiliary, len(ones))
-        own, lasso, ridge = self._start_regressions(covariance, scales, shares, weight, sample)
-        n = len(own.groups)
+        one, lasso, ridge = self._start_regressions(covariances, covariance, shares, weight, sample)
+        own = concatenate_regressions([one] * self.n_groups)
+        lasso, ridge = np.tile(lasso, self.n_groups), np.tile(ridge, self.n_groups)
+        stops = np.zeros_like(own.is_running)
+        if own.targets.size:
+            stops = _find_constant(own, {"is_constant": is_constant})
+        own = own._replace(is_running=own.is_running & ~stops)
         auxiliary = {
             "seed": state.auxiliary["seed"],
             "incomplete": state.auxiliary["incomplete"],
             "n_warnings": state.auxiliary.get("n_warnings", np.array(0)),
-            "weight": np.array(weight),
-            "covariance": covariance,
+            "group_rows": group_rows,
+            "group_shares": group_shares,
+            "is_constant": is_constant,
+            "covariances": covariances,
             "scales": scales,
             "lasso": lasso,
             "ridge": ridge,
             "objectives": np.where(own.is_running, -_UNKNOWN, 0.0),
             "best_values": own.values,
-            "nats": np.full(n, -_UNKNOWN),
+            "nats": np.where(stops, 0.0, -_UNKNOWN),
             "gains": np.where(own.is_running, _UNKNOWN, 0.0),
             "n_checks": np.array(0),
         }
         return self._place(replace(state, params=params, warnings=tuple(warnings)), own, auxiliary)
 
+    def _check_missing(
+        self, state: FitState, group_rows: Array, all_rows: Array
+    ) -> list[FitWarning]:
+        """Warn about rows that are left out; refuse groups of too few rows."""
+        incomplete = tuple(state.auxiliary["incomplete"].tolist())
+        remedy = "Leave features out by {drop=NAME}; these have the most missing values: {features}"
+        for group, (weight, total) in enumerate(zip(group_rows, all_rows, strict=True)):
+            if weight >= 2 or not (incomplete or self.structure.groups):
+                continue
+            name = self.structure.groups[group] if self.structure.groups else ""
+            where = f" of the group {name!r}" * bool(self.structure.groups)
+            if total < 2:
+                raise FitError(
+                    f"Only {total:,.0f} rows{where} count. Leave out groups of fewer than 2 rows."
+                )
+            raise FitError(
+                f"Only {weight:,.0f} of {total:,.0f} rows{where} have values of all features, and "
+                f"ising uses no others. {remedy}.",
+                incomplete[:_MOST_NAMED],
+            )
+        if not incomplete:
+            return []
+        n_left, n_rows = group_rows.sum(), all_rows.sum()
+        text = (
+            f"{n_rows - n_left:,.0f} of {n_rows:,.0f} rows have missing values and are left out, "
+            f"so {n_left:,.0f} are fitted. To fit more rows, leave features out by {{drop=NAME}}; "
+            "these have the most missing values: {features}"
+        )
+        return [FitWarning(text, incomplete[:_MOST_NAMED])]
+
     def _start_regressions(
         self,
+        covariances: Array,
         covariance: Array,
-        scales: Array,
         shares: Array,
         weight: float,
         sample: Mapping[int, Array],
     ) -> tuple[Regressions, Array, Array]:
-        """Return the regressions, and λ of the lasso and of ridge of each.
+        """Return the regressions of one network, and λ of the lasso and of ridge of each.
 
+        They start from the `covariance` of all rows; `covariances` are those within each group.
         `sample` has the coefficients of each target for the first penalties, if a sample of the
         rows was fitted: intercepts and those of all features, (n_penalties, 1 + n_features).
         """
+        scales = np.sqrt(np.diagonal(covariance))
         (targets,) = np.nonzero(scales)
         p = len(targets)
         if p < 2:
             targets = targets[:0]
         covariance, scales = covariance[np.ix_(targets, targets)], scales[targets]
-        strengths = self._list_strengths(covariance, scales, weight)
+        strengths = self._list_strengths(covariances[:, targets[:, None], targets], scales, weight)
         n_penalties = strengths.shape[1]
         columns, values, is_lasso = [], [], self.penalty == "lasso"
         is_wide, is_running = p > _NARROW, np.ones(strengths.shape, np.bool_)
@@ -590,47 +703,52 @@ class Ising(Model):
             return own, flat, np.zeros(len(flat))
         return own, np.zeros(len(flat)), np.maximum(flat, _LEAST_RIDGE)
 
-    def _list_strengths(self, covariance: Array, scales: Array, weight: float) -> Array:
+    def _list_strengths(self, covariances: Array, scales: Array, weight: float) -> Array:
         """Return the penalties of each feature, the largest first, (n_features, n_penalties)."""
         p = len(scales)
         if self.penalty == "none":
             return np.zeros((p, 1))
         if self.strength is not None or self.penalty == "ridge":
             return np.full((p, 1), self.strength or 1 / weight)
-        off = np.abs(covariance / scales)
+        off = np.abs(covariances / scales).max(axis=0)
         np.fill_diagonal(off, 0.0)
         ratio = 1e-4 if weight > p - 1 else 1e-2
         largest = np.maximum(off.max(axis=1, initial=0.0), 1e-12)
         return np.asarray(largest[:, None] * ratio ** np.linspace(0, 1, self.path))
 
     def _choose_penalties(self, state: FitState) -> FitState:
-        """Keep the regression of each feature with the least EBIC."""
+        """Keep the regression of each feature with the least EBIC, which is summed over groups."""
         own, auxiliary = read_regressions(state.working), state.auxiliary
-        n_targets = len(own.targets)
-        if len(own.groups) == n_targets:
+        n_groups, n_all = self.n_groups, len(own.targets)
+        if len(own.groups) == n_all:
             return state
+        n_targets = n_all // n_groups
         edges = np.split(own.values, own.places[1:-1])
         n_neighbours = np.array([np.count_nonzero(values[1:]) for values in edges])
-        per_edge = np.log(auxiliary["weight"]) + 2 * self.gamma * np.log(max(n_targets - 1, 1))
-        ebic = (per_edge * n_neighbours - 2 * auxiliary["nats"]).reshape(n_targets, -1)
-        chosen = ebic.argmin(axis=1) + np.arange(n_targets) * ebic.shape[1]
+        per_edge = np.log(auxiliary["group_rows"]) + 2 * self.gamma * np.log(max(n_targets - 1, 1))
+        ebic = np.repeat(per_edge, len(own.groups) // n_groups) * n_neighbours
+        ebic = (ebic - 2 * auxiliary["nats"]).reshape(n_groups, n_targets, -1).sum(axis=0)
+        n_penalties = ebic.shape[1]
+        chosen = np.tile(ebic.argmin(axis=1), n_groups) + np.arange(n_all) * n_penalties
         values = [edges[r][None] for r in chosen]
         columns = np.split(own.columns, own.starts[1:-1])
         kept = make_regressions(own.targets, columns, values, all_active=False)
-        kept = kept._replace(is_running=np.zeros(n_targets, np.bool_))
+        kept = kept._replace(is_running=np.zeros(n_all, np.bool_))
         names = ("lasso", "ridge", "objectives", "nats", "gains")
         after = {name: auxiliary[name][chosen] for name in names}
-        after = {**auxiliary, **after, "best_values": kept.values, "ebic": ebic.min(axis=1)}
+        after = {**auxiliary, **after, "best_values": kept.values}
         return self._place(state, kept, after)
 
     def _add_neighbours(self, state: FitState, statistics: NetworkSums) -> FitState | None:
         """Add predictors whose gradient exceeds the penalty, and continue if there are any."""
         own, auxiliary = read_regressions(state.working), state.auxiliary
-        products = np.abs(statistics.values["products"]) / statistics.weight
+        rows = np.repeat(auxiliary["group_rows"], len(own.targets) // self.n_groups)
+        products = np.abs(statistics.values["products"]) / rows[:, None]
         limits = 1.001 * np.outer(auxiliary["lasso"], auxiliary["scales"])
         columns = np.split(own.columns, own.starts[1:-1])
         values, changes = np.split(own.values, own.places[1:-1]), np.zeros(len(columns), np.bool_)
         limits[:, auxiliary["scales"] == 0] = np.inf
+        limits[_find_constant(own, auxiliary)] = np.inf
         limits[np.arange(len(columns)), own.targets] = np.inf
         for r, known in enumerate(columns):
             limits[r, known] = np.inf
@@ -654,36 +772,52 @@ class Ising(Model):
         """Put the coefficients of all features together, and choose the edges."""
         state = self._choose_penalties(state)
         own, params, auxiliary = read_regressions(state.working), state.params, state.auxiliary
-        slopes, thresholds = _place_values(own, len(params.shares))
-        is_free, strengths = np.zeros(len(thresholds), np.bool_), np.zeros(len(thresholds))
-        is_free[own.targets] = True
-        chosen = auxiliary["lasso"] + auxiliary["ridge"]
-        strengths[own.targets] = auxiliary.get("strengths", chosen)
+        n, n_targets = len(params.shares), len(own.targets) // self.n_groups
+        strengths = np.zeros(n)
+        chosen = auxiliary.get("strengths", auxiliary["lasso"] + auxiliary["ridge"])
+        strengths[own.targets[:n_targets]] = chosen[:n_targets]
         params = replace(
             params,
-            thresholds=np.where(is_free, thresholds, params.thresholds),
-            couplings=np.where(self._find_edges(slopes), (slopes + slopes.T) / 2, 0.0),
-            slopes=slopes,
             strengths=strengths,
             stability=auxiliary.get("stability"),
             centrality_interval=auxiliary.get("centrality_interval"),
         )
-        warnings = self._warn(slopes, int(np.count_nonzero(params.couplings)), len(own.targets))
-        if self.refit == "likelihood" and len(own.targets):
-            params, largest = _maximize_likelihood(params, own.targets, auxiliary)
-            if largest > _MAX_DIFFERENCE:
-                text = (
-                    "the margins or covariances of Gibbs chains differ by up to "
-                    f"{largest:.2g} from those of the data, because the chains mix too slowly, as "
-                    "they do if features determine each other; do not rely on these couplings, use "
-                    "{refit=pseudo}"
-                )
-                warnings = (*warnings, FitWarning(text))
+        networks, largest = [], 0.0
+        diagnostics: dict[str, Any] = {}
+        for group, part in enumerate(iter_networks(own, self.n_groups)):
+            slopes, thresholds = place_values(part, n)
+            (free,) = np.nonzero(~auxiliary["is_constant"][group])
+            shares, rows = auxiliary["group_shares"][group], float(auxiliary["group_rows"][group])
+            own_thresholds = bound_logits(shares * rows, rows)
+            if n_targets:
+                own_thresholds[free] = thresholds[free]
+            couplings = self._join_slopes(slopes)
+            values = {"thresholds": own_thresholds, "couplings": couplings, "slopes": slopes}
+            network = replace(params, shares=shares, **values)
+            if self.refit == "likelihood" and n_targets:
+                network, off = _maximize_likelihood(network, free, rows, group, auxiliary)
+                largest = max(largest, off)
+            networks.append(network)
+        params = join_groups(networks, auxiliary["group_rows"])
+        if "difference_p" in auxiliary and params.groups is not None:
+            tests = NetworkTests(**{f.name: auxiliary[f.name] for f in fields(NetworkTests)})
+            params = replace(params, groups=replace(params.groups, tests=tests))
+            diagnostics["fit_statistics"] = summarize_tests(tests, self.structure.groups)
+        n_edges = int(np.count_nonzero(np.triu(params.couplings)))
+        warnings = self._warn(networks, n_edges, n_targets)
+        if largest > _MAX_DIFFERENCE:
+            text = (
+                "the margins or covariances of Gibbs chains differ by up to "
+                f"{largest:.2g} from those of the data, because the chains mix too slowly, as "
+                "they do if features determine each other; do not rely on these couplings, use "
+                "{refit=pseudo}"
+            )
+            warnings = (*warnings, FitWarning(text))
         n_components = params.modes.shape[1]
-        is_free_of_penalty = self.penalty == "none" or "is_edge" in auxiliary
-        diagnostics = {
+        is_free_of_penalty = self.penalty == "none" or "is_refit" in auxiliary
+        diagnostics |= {
             "n_components": n_components,
-            "n_edges": int(np.count_nonzero(np.triu(params.couplings))),
+            "n_edges": n_edges,
             "objective_is": "pseudo-likelihood" + ("" if is_free_of_penalty else " less penalty"),
         }
         return replace(
@@ -693,10 +827,13 @@ class Ising(Model):
             warnings=(*state.warnings, *warnings),
         )
 
-    def _warn(self, slopes: Array, n_edges: int, n_targets: int) -> tuple[FitWarning, ...]:
+    def _warn(
+        self, networks: Sequence[IsingParams], n_edges: int, n_targets: int
+    ) -> tuple[FitWarning, ...]:
         """Warn about coefficients without a finite estimate, and networks without edges."""
         warnings = []
-        (large,) = np.nonzero((np.abs(slopes) > _LARGE).any(axis=1))
+        is_large = np.array([(np.abs(own.slopes) > _LARGE).any(axis=1) for own in networks])
+        (large,) = np.nonzero(is_large.any(axis=0))
         if large.size:
             remedy = (
                 "choose {penalty=lasso} or {penalty=ridge}, or leave out copies"
@@ -720,41 +857,75 @@ class Ising(Model):
         if "inverses" not in state.auxiliary:
             return None
         own = read_regressions(state.working)
-        partners = {"partners": find_partners(own), "inverses": state.auxiliary["inverses"]}
-        return {**own._asdict(), **partners}
+        partners = [
+            find_partners(part) + first
+            for part, first in zip(
+                iter_networks(own, self.n_groups), self._list_first_values(own), strict=True
+            )
+        ]
+        return {
+            **own._asdict(),
+            "partners": np.concatenate(partners),
+            "inverses": state.auxiliary["inverses"],
+        }
+
+    def _list_first_values(self, own: Regressions) -> Indices:
+        """Return the place of the first coefficient of each network, (n_networks,)."""
+        return own.places[:: len(own.groups) // self.n_groups][: self.n_groups]
 
     def summarize_information(
         self, params: IsingParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> NetworkSums:
         """Sum the squared influences of complete rows."""
-        rows, own = take_complete_rows(block), read_regressions(working)
+        rows, own, group = take_complete_rows(block), read_regressions(working), 0
         weights = np.ones(rows.n_samples) if rows.row_weights is None else rows.row_weights
-        squares = sum_squared_influences(
-            rows.words, weights, own, working["inverses"], working["partners"]
+        group = self._find_group(block)
+        part, squares = take_network(own, group, self.n_groups), np.zeros(len(own.values))
+        first = int(self._list_first_values(own)[group])
+        places = slice(first, first + len(part.values))
+        n = len(own.groups) // self.n_groups
+        edges = own.square_places[[group * n, (group + 1) * n]]
+        squares[places] = sum_squared_influences(
+            rows.words,
+            weights,
+            part,
+            working["inverses"][slice(*edges)],
+            working["partners"][places] - first,
         )
         return NetworkSums(block.n_samples, rows.weight, 0.0, {"squares": squares})
 
     def finish_information_pass(self, state: FitState, statistics: NetworkSums) -> FitState:
         """Add the standard errors."""
-        own = read_regressions(state.working)
+        own, networks = read_regressions(state.working), []
         errors = own._replace(values=np.sqrt(statistics.values["squares"]))
-        couplings, thresholds = _place_values(errors, len(state.params.shares))
-        # Both triangles agree up to rounding. Large estimates are not finite without a penalty.
-        couplings = np.triu(couplings) + np.triu(couplings).T
-        is_large = np.abs(state.params.slopes) > _LARGE
-        couplings[is_large | is_large.T] = np.nan
-        thresholds[is_large.any(axis=1)] = np.nan
-        params = replace(state.params, couplings_error=couplings, thresholds_error=thresholds)
+        for group, part in enumerate(iter_networks(errors, self.n_groups)):
+            network = state.params.take_group(group)
+            couplings, thresholds = place_values(part, len(network.shares))
+            # Both triangles agree up to rounding. Large estimates are not finite without a penalty.
+            couplings = np.triu(couplings) + np.triu(couplings).T
+            is_large = np.abs(network.slopes) > _LARGE
+            couplings[is_large | is_large.T] = np.nan
+            thresholds[is_large.any(axis=1)] = np.nan
+            if self.structure.groups:
+                is_constant = state.auxiliary["is_constant"][group]
+                couplings[is_constant | is_constant[:, None]] = np.nan
+                thresholds[is_constant] = np.nan
+            networks.append(
+                replace(network, couplings_error=couplings, thresholds_error=thresholds)
+            )
+        params = join_groups(networks, state.auxiliary["group_rows"])
         return replace(state, params=params)
 
     def prepare(
         self, params: IsingParams, rng: np.random.Generator, map_items: MapFunction
     ) -> IsingParams:
         """Compute log Z of few features."""
-        if len(params.shares) > MAX_ENUMERATED:
+        params = replace(params, log_z=compute_log_z(params))
+        if params.groups is None or params.log_z is None:
             return params
-        nothing = np.zeros((1, len(params.shares)), np.uint8)
-        return replace(params, log_z=_sum_missing(params, nothing, nothing)[0])
+        own = [compute_log_z(params.take_group(g)) for g in params.groups.segments.tolist()]
+        groups = replace(params.groups, group_log_z=np.array(own, np.float64))
+        return replace(params, groups=groups)
 
     def transform(
         self, params: IsingParams, block: BinaryBlock, rng: RowRandom
@@ -768,6 +939,7 @@ class Ising(Model):
         self, params: IsingParams, block: BinaryBlock, rng: RowRandom
     ) -> LogLikelihood:
         """Return the exact log P of the observed values of each row, of at most 20 features."""
+        params = params.take_group(block.segment)
         if params.log_z is None:
             raise FitError(
                 f"ising computes probabilities of rows of at most {MAX_ENUMERATED} features, but "
@@ -775,7 +947,7 @@ class Ising(Model):
                 "use transform with {impute=probabilities}."
             )
         X, mask = block.unpack_values(), block.unpack_mask()
-        nats = _sum_missing(params, X, np.ones_like(X) if mask is None else mask) - params.log_z
+        nats = sum_over_missing(params, X, np.ones_like(X) if mask is None else mask) - params.log_z
         return LogLikelihood(nats, np.zeros_like(nats))
 
     def pseudo_log_likelihood(
@@ -785,7 +957,11 @@ class Ising(Model):
 
         Of missing others, the mean counts.
         """
-        X, mask = block.unpack_values(), block.unpack_mask()
+        X, mask, params = (
+            block.unpack_values(),
+            block.unpack_mask(),
+            params.take_group(block.segment),
+        )
         inputs = affine_outputs(params.couplings, params.thresholds, params.shares, X, mask)
         nats = -np.logaddexp(0.0, np.where(X, -inputs, inputs))
         return np.asarray((nats if mask is None else nats * mask).sum(axis=1))
@@ -799,42 +975,28 @@ class Ising(Model):
                 f"A row has {most} missing values, but ising sums over the states of at most "
                 f"{_MAX_MISSING}. Leave out such rows, or features with many missing values."
             )
-        probabilities = np.empty(X.shape)
+        probabilities, params = np.empty(X.shape), params.take_group(block.segment)
         impute(params.thresholds, params.couplings, X, mask, probabilities)
         return probabilities
 
-    def get_network(self, params: IsingParams) -> FeatureNetwork:
-        """Return the couplings."""
-        return FeatureNetwork(params.couplings, params.couplings_error, params.stability)
+    def get_network(self, params: IsingParams, group: int | None = None) -> FeatureNetwork:
+        """Return the couplings of a group; if None, those of all rows, or the mean of groups."""
+        own = params if group is None else params.take_group(group)
+        return FeatureNetwork(own.couplings, own.couplings_error, own.stability)
+
+    def compare_groups(self, params: IsingParams) -> list[NetworkDifference]:
+        """Return the differences of all pairs of groups.
+
+        Without permutations, p is that of a Wald test, if there are standard errors.
+        """
+        return [] if params.groups is None else list_differences(params.groups)
 
     def compute_heat_capacity(self, params: IsingParams, temperatures: Array) -> Array | None:
         """Return the variance of the energy per feature and T², (n_temperatures,).
 
-        At most 20 features are enumerated, and at most 200 simulated by Gibbs chains that cool down
-        from the highest temperature. None if there are more.
+        None if there are more than 200 features.
         """
-        p = len(params.shares)
-        if p > MAX_FEATURES:
-            return None
-        found = np.empty(len(temperatures))
-        if p <= MAX_ENUMERATED:
-            nats = np.concatenate([nats for _, nats in iter_states(params)])
-            for k, t in enumerate(temperatures.tolist()):
-                weights = np.exp((nats - nats.max()) / t)
-                weights /= weights.sum()
-                found[k] = weights @ (nats - weights @ nats) ** 2 / (p * t**2)
-            return found
-        rng = np.random.default_rng(0)
-        X, draw = (rng.random((_HEAT_CHAINS, p)) < 0.5).astype(np.uint8), 0
-        given = params.thresholds, params.couplings, np.zeros(p), RowRandom(0).key
-        for k in np.argsort(-temperatures).tolist():
-            betas = np.full(_HEAT_SWEEPS + 1, 1 / temperatures[k])
-            run_chains(*given, draw, betas, X, np.zeros(len(X)))
-            draw += p * _HEAT_SWEEPS
-            found[k] = _sum_energies(params, X.astype(np.float64)).var() / (
-                p * temperatures[k] ** 2
-            )
-        return found
+        return measure_heat_capacity(params, temperatures)
 
     def sample(
         self,
@@ -845,38 +1007,25 @@ class Ising(Model):
     ) -> Bits:
         """Draw rows, (n_samples, n_features): exactly of at most 20 features, else by Gibbs chains.
 
-        Chains are annealed from independent features and resampled by their weights, as those of
-        `pipeline.models.rbm`; then each yields one row every ten sweeps. Segments are ignored.
+        With groups, `segments` are those of the rows, (n_samples,); None draws them.
         """
-        p = len(params.shares)
-        if p <= MAX_ENUMERATED:
-            nats = np.concatenate([nats for _, nats in iter_states(params)])
-            shares = np.cumsum(np.exp(nats - nats.max()))
-            states = np.searchsorted(shares, rng.random(n_samples) * shares[-1], side="right")
-            return np.asarray(states[:, None] >> np.arange(p) & 1, np.uint8)
-        key, n_chains = RowRandom(int(rng.integers(2**63))).key, min(n_samples, _SAMPLING_CHAINS)
-        chains = (rng.random((n_chains, p)) < params.shares).astype(np.uint8)
-        given = params.thresholds, params.couplings, _bound_logits(params.shares, 1.0), key
-        weights, rows = np.zeros(n_chains), np.empty((n_samples, p), np.uint8)
-        betas, draw = np.linspace(0, 1, _BURN_IN + 1), 0
-        for first in range(0, n_samples, max(n_chains, 1)):
-            run_chains(*given, draw, betas, chains, weights)
-            draw += p * (len(betas) - 1)
-            if not first:
-                chains = chains[resample(weights, rng)]
-                betas = np.ones(_SWEEPS_BETWEEN_SAMPLES + 1)
-            rows[first : first + n_chains] = chains[: n_samples - first]
-        return rows
+        if params.groups is None:
+            return draw_states(params, n_samples, rng)
+        if segments is None:
+            segments = draw_segments(params, n_samples, rng)
+        X = np.empty((n_samples, len(params.shares)), np.uint8)
+        for segment in np.unique(segments).tolist():
+            (rows,) = np.nonzero(segments == segment)
+            X[rows] = draw_states(params.take_group(segment), len(rows), rng)
+        return X
 
 
-def _place_values(own: Regressions, n_features: int) -> tuple[Array, Array]:
-    """Return the coefficients of a regression of each target: slopes and intercepts by feature."""
-    slopes, intercepts = np.zeros((n_features, n_features)), np.zeros(n_features)
-    for r, target in enumerate(own.targets.tolist()):
-        values = own.values[own.places[r] : own.places[r + 1]]
-        intercepts[target] = values[0]
-        slopes[target, own.columns[own.starts[r] : own.starts[r + 1]]] = values[1:]
-    return slopes, intercepts
+def _find_constant(own: Regressions, auxiliary: Arrays) -> NDArray[np.bool_]:
+    """Return which regressions are of features that are constant in their group."""
+    is_constant = auxiliary["is_constant"]
+    networks = np.arange(len(own.targets)) // max(len(own.targets) // len(is_constant), 1)
+    found: NDArray[np.bool_] = is_constant[networks, own.targets][own.groups]
+    return found
 
 
 def _read_sample(auxiliary: Arrays, n_features: int) -> Mapping[int, Array]:
@@ -898,15 +1047,15 @@ def _read_sample(auxiliary: Arrays, n_features: int) -> Mapping[int, Array]:
 
 
 def _maximize_likelihood(
-    params: IsingParams, free: Indices, auxiliary: Arrays
+    params: IsingParams, free: Indices, n_rows: float, group: int, auxiliary: Arrays
 ) -> tuple[IsingParams, float]:
     """Match the moments of the model and the data; return the largest difference too.
 
-    Constant features have no edges.
+    Features that are constant in the group have no edges.
     """
     square = np.ix_(free, free)
     shares = params.shares[free]
-    joint = auxiliary["covariance"][square] + np.outer(shares, shares)
+    joint = auxiliary["covariances"][group][square] + np.outer(shares, shares)
     joint[np.diag_indices(len(free))] = shares
     own, rng = params.couplings[square], np.random.default_rng(int(auxiliary["seed"]))
     matched = match_moments(params.thresholds[free], own, own != 0, joint, rng)
@@ -915,14 +1064,14 @@ def _maximize_likelihood(
     params = replace(params, thresholds=thresholds, couplings=couplings)
     if matched.covariance is None:
         return params, matched.largest_difference
-    errors = np.sqrt(np.diagonal(matched.covariance) / float(auxiliary["weight"]))
+    errors = np.sqrt(np.diagonal(matched.covariance) / n_rows)
     thresholds_error, couplings_error = np.zeros_like(thresholds), np.zeros_like(couplings)
     left, right = np.nonzero(np.triu(own != 0))
     thresholds_error[free] = errors[: len(free)]
     couplings_error[free[left], free[right]] = errors[len(free) :]
     couplings_error += couplings_error.T
-    errors_by_name = {"couplings_error": couplings_error, "thresholds_error": thresholds_error}
-    return replace(params, **errors_by_name), matched.largest_difference
+    params = replace(params, thresholds_error=thresholds_error, couplings_error=couplings_error)
+    return params, matched.largest_difference
 
 
 def find_modes(couplings: Array, n_components: int) -> Array:
@@ -935,29 +1084,3 @@ def find_modes(couplings: Array, n_components: int) -> Array:
     modes = np.zeros((len(couplings), n_components))
     modes[:, : len(order)] = vectors[:, order] * np.sqrt(np.maximum(values[order], 0.0))
     return np.asarray(modes * np.where((modes**3).sum(axis=0) < 0, -1.0, 1.0))
-
-
-def iter_states(params: IsingParams, n_at_once: int = 1 << 14) -> Iterator[tuple[Array, Array]]:
-    """Yield states, (n_states, n_features), and h x + ½ x J x of each, (n_states,)."""
-    p = len(params.shares)
-    for first in range(0, 1 << p, n_at_once):
-        X = list_states(p, first, min(first + n_at_once, 1 << p)).astype(np.float64)
-        yield X, _sum_energies(params, X)
-
-
-def _sum_energies(params: IsingParams, X: Array) -> Array:
-    """Return minus the energies of states, h x + ½ x J x, (n_states,)."""
-    nats: Array = X @ params.thresholds + np.einsum("ni,ni->n", X @ params.couplings, X) / 2
-    return nats
-
-
-def _sum_missing(params: IsingParams, X: Bits, mask: Bits) -> Array:
-    nats = np.empty(len(X))
-    sum_missing(params.thresholds, params.couplings, X, mask, nats)
-    return nats
-
-
-def _bound_logits(ones: Array, weight: float) -> Array:
-    """Return the log-odds of features, with half a row added to each value if there are rows."""
-    half = 0.5 if weight > 1 else 1e-6
-    return np.asarray(logit((ones + half) / (weight + 2 * half)))

@@ -57,6 +57,16 @@ def read_regressions(working: Arrays) -> Regressions:
     return Regressions(*(working[name] for name in Regressions._fields))
 
 
+def place_values(own: Regressions, n_features: int) -> tuple[Array, Array]:
+    """Return the coefficients of a regression of each target: slopes and intercepts by feature."""
+    slopes, intercepts = np.zeros((n_features, n_features)), np.zeros(n_features)
+    for r, target in enumerate(own.targets.tolist()):
+        values = own.values[own.places[r] : own.places[r + 1]]
+        intercepts[target] = values[0]
+        slopes[target, own.columns[own.starts[r] : own.starts[r + 1]]] = values[1:]
+    return slopes, intercepts
+
+
 def sum_penalties(own: Regressions, scales: Array, lasso: Array, ridge: Array) -> Array:
     """Return the penalty per row of each regression, (n_regressions,)."""
     if not len(own.columns):

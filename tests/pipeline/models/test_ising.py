@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from pipeline.errors import FitError
 from pipeline.fitting.loop import fit_model
 from pipeline.models.ising.model import Ising
 from pipeline.models.state import FitState
+from pipeline.models.structure import Structure
 from pipeline.random import RowRandom
 from tests.conformance.rows import SERIAL
 from tests.support.strategies import DenseData, make_memory_rows
@@ -242,9 +244,153 @@ def test_heat_capacity_of_chains_is_that_of_enumeration(monkeypatch: Any) -> Non
     _, shares = enumerate_shares(params)
     nats = np.log(shares)
     assert exact[1] == pytest.approx((shares @ nats**2 - (shares @ nats) ** 2) / 7)
-    monkeypatch.setattr("pipeline.models.ising.model.MAX_ENUMERATED", 0)
-    monkeypatch.setattr("pipeline.models.ising.model._HEAT_CHAINS", 10_000)
+    monkeypatch.setattr("pipeline.models.ising.states.MAX_ENUMERATED", 0)
+    monkeypatch.setattr("pipeline.models.ising.states._HEAT_CHAINS", 10_000)
     np.testing.assert_allclose(model.compute_heat_capacity(params, temperatures), exact, rtol=0.05)
+
+
+def fit_groups(
+    X: NDArray[np.uint8], segments: Any, weights: Any = None, **more: Any
+) -> tuple[Ising, FitState]:
+    names = tuple(f"group {g}" for g in range(segments.max() + 1))
+    model = Ising(**more).with_structure(Structure(groups=names))
+    rows = make_memory_rows(DenseData(X, segments=segments, weights=weights), [250, len(X) - 250])
+    return model, fit_model(model, rows, SERIAL)
+
+
+@lru_cache
+def draw_groups() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Rows of two networks in random order; the last feature is constant in the second group."""
+    first, second = draw_rows(500, 5, seed=4), draw_rows(300, 5, seed=5)
+    second[:, 4] = 1
+    order = np.random.default_rng(0).permutation(800)
+    return np.vstack([first, second])[order], np.repeat([0, 1], [500, 300])[order]
+
+
+def test_networks_of_groups_are_those_of_scikit_learn() -> None:
+    """With the same penalty for all groups, in units of the deviations of all rows."""
+    (X, segments), strength = draw_groups(), 0.02
+    _, state = fit_groups(X, segments, strength=strength)
+    scales, groups = X.std(axis=0), state.params.groups
+    for group, i in ((0, 1), (1, 2)):
+        own, others = X[segments == group], np.delete(np.arange(5), i)
+        model = LogisticRegression(
+            C=1 / (len(own) * strength), l1_ratio=1.0, solver="saga", tol=1e-9, max_iter=10_000
+        ).fit(own[:, others] / scales[others], own[:, i])
+        found = groups.group_slopes[group, i, others] * scales[others]
+        np.testing.assert_allclose(found, model.coef_[0], atol=1e-5)
+    assert groups.group_couplings[0].any(axis=1).all()
+    assert not groups.group_couplings[1, 4].any()
+    (warning,) = state.warnings
+    assert (warning.features, warning.segments) == ((4,), (1,))
+    assert "constant in some groups" in warning.text
+
+
+def test_groups_share_the_penalty_with_the_least_sum_of_their_ebic() -> None:
+    X, segments = draw_groups()
+    (_, state), n_penalties = fit_groups(X, segments, path=6), 6
+    own = [X[segments == group] for group in (0, 1)]
+    scales, chosen = X.std(axis=0), state.params
+    for i in (0, 3):
+        covariance = [np.abs(np.cov(rows.T, bias=True)[i]) / scales for rows in own]
+        largest = max(np.delete(values, i).max() for values in covariance)
+        penalties = largest * 1e-4 ** np.linspace(0, 1, n_penalties)
+        ebic = np.zeros(n_penalties)
+        fits = [fit_groups(X, segments, strength=penalty)[1].params for penalty in penalties]
+        for k, group in product(range(n_penalties), (0, 1)):
+            groups, y = fits[k].groups, own[group][:, i]
+            p = expit(
+                groups.group_thresholds[group, i] + own[group] @ groups.group_slopes[group, i]
+            )
+            n_neighbours = np.count_nonzero(groups.group_slopes[group, i])
+            ebic[k] -= 2 * np.log(np.where(y, p, 1 - p)).sum()
+            ebic[k] += n_neighbours * (np.log(len(y)) + 2 * 0.25 * np.log(4))
+        best = int(ebic.argmin())
+        assert 0 < best < n_penalties - 1
+        assert chosen.strengths[i] == pytest.approx(penalties[best])
+        expected = fits[best].groups.group_slopes[:, i]
+        np.testing.assert_allclose(chosen.groups.group_slopes[:, i], expected, atol=1e-4)
+    mean = np.tensordot(np.bincount(segments) / len(X), chosen.groups.group_couplings, 1)
+    np.testing.assert_allclose(chosen.couplings, mean, atol=1e-12)
+
+
+def test_permutation_tests_fit_networks_to_rows_with_new_labels() -> None:
+    """The tests of NetworkComparisonTest, written out; half of the rows count twice."""
+    (X, segments), n = draw_groups(), 9
+    weights = 1 + np.arange(len(X)) % 2
+    X, ridge = X[:, :4], {"penalty": "ridge", "strength": 0.05}
+    model, state = fit_groups(X, segments, weights, permutations=n, **ridge)
+    scales = np.sqrt(np.cov(X.T, fweights=weights, bias=True).diagonal())
+    size = weights[segments == 0].sum() / weights.sum()
+
+    def fit_couplings(counts: Any) -> Floats:
+        slopes = np.zeros((4, 4))
+        for i in range(4):
+            others = np.delete(np.arange(4), i)
+            logistic = LogisticRegression(C=1 / (counts.sum() * 0.05), tol=1e-10, max_iter=1000)
+            logistic.fit(X[:, others] / scales[others], X[:, i], sample_weight=counts)
+            slopes[i, others] = logistic.coef_[0] / scales[others]
+        return (slopes + slopes.T) / 2
+
+    def compare(first: Any) -> list[Floats]:
+        a, b = fit_couplings(first), fit_couplings(weights - first)
+        return [np.abs(a - b).max(), np.abs(a).sum() / 2 - np.abs(b).sum() / 2, a - b]
+
+    observed = compare(weights * (segments == 0))
+    exceeding = [np.zeros(np.shape(values)) for values in observed]
+    for draw in range(n):
+        key = RowRandom(0, 1 << 33).stream(f"permutation {draw}")
+        uniform = key.uniform(np.arange(len(X)), 1)[:, 0]
+        drawn = compare(scipy.stats.binom.ppf(uniform, weights, size))
+        for count, own, values in zip(exceeding, drawn, observed, strict=True):
+            count += np.abs(own) >= np.abs(values)
+    tests = state.params.groups.tests
+    assert tests.largest_difference[0] == pytest.approx(observed[0], abs=1e-5)
+    assert tests.strength_difference[0] == pytest.approx(observed[1], abs=1e-5)
+    expected = [(1 + count) / (1 + n) for count in exceeding]
+    assert tests.largest_difference_p[0] == pytest.approx(expected[0])
+    assert tests.strength_difference_p[0] == pytest.approx(expected[1])
+    off = ~np.eye(4, dtype=bool)
+    np.testing.assert_allclose(tests.difference_p[0][off], expected[2][off])
+    (test,) = state.diagnostics["fit_statistics"]["network_tests"]
+    assert test["groups"] == ["group 0", "group 1"]
+    (difference,) = model.compare_groups(state.params)
+    np.testing.assert_allclose(difference.difference, observed[2], atol=1e-5)
+
+
+def test_errors_and_likelihoods_of_groups_are_those_of_fits_to_their_rows() -> None:
+    X, segments = draw_groups()
+    X = X[:, :4]
+    model, state = fit_groups(X, segments, penalty="none")
+    for group in (0, 1):
+        own, found = (
+            fit(X[segments == group], penalty="none").params,
+            state.params.take_group(group),
+        )
+        np.testing.assert_allclose(found.couplings, own.couplings, atol=1e-6)
+        np.testing.assert_allclose(found.couplings_error, own.couplings_error, rtol=1e-4)
+        block = DenseData(X[:9], None).pack(segment=group)
+        nats = model.log_likelihood(model.prepare(state.params, None, None), block, None).nats
+        expected = model.log_likelihood(model.prepare(own, None, None), block, None).nats
+        np.testing.assert_allclose(nats, expected, atol=1e-6)
+    (difference,) = model.compare_groups(state.params)
+    errors = state.params.groups.group_couplings_error
+    z = difference.difference[0, 1] / np.hypot(*errors[:, 0, 1])
+    assert difference.p[0, 1] == pytest.approx(2 * scipy.stats.norm.sf(abs(z)))
+
+
+def test_settings_of_groups_are_refused_without_them() -> None:
+    X, segments = draw_groups()
+    with pytest.raises(FitError, match=r"compare groups of rows\. Choose them by group"):
+        fit(X, permutations=5)
+    with pytest.raises(FitError, match="draws cannot be combined with groups"):
+        fit_groups(X, segments, draws=5)
+    few = np.ones_like(X)
+    few[segments == 1, 0] = 0
+    rows = make_memory_rows(DenseData(X * few, few, segments))
+    model = Ising().with_structure(Structure(groups=("NA", "None")))
+    with pytest.raises(FitError, match="Only 0 of 300 rows of the group 'None' have values"):
+        fit_model(model, rows, SERIAL)
 
 
 def test_copies_and_constants_are_named_and_numbers_stay_finite() -> None:
@@ -273,9 +419,11 @@ def test_rows_with_missing_values_are_counted() -> None:
     expected = fit(X[100:], penalty="none")
     np.testing.assert_allclose(state.params.slopes, expected.params.slopes, atol=1e-9)
     (warning,) = state.warnings
-    assert warning.text.startswith("100 of 600 rows have missing values and are left out")
+    assert warning.text.startswith(
+        "100 of 600 rows have missing values and are left out, so 500 are fitted. "
+    )
     assert warning.features == (2,)
     seen[100:, 3] = 0
     with pytest.raises(FitError, match="Only 0 of 600 rows have values of all features") as error:
         fit(X * seen, seen)
-    assert error.value.message.features == (2, 3)
+    assert error.value.message.features == (3, 2)  # the one with most missing values first
