@@ -49,7 +49,7 @@ _SUFFICIENT_DECREASE, _MAX_SLOPE = 1e-3, 0.9  # of the Wolfe conditions
 _MAX_LOG_VARIANCE, _MAX_LOG_PRECISION = 25.0, 12.0
 _MAX_CORRELATION = 0.999  # limit of unshrunk correlations, which could otherwise exceed 1
 _SLICE_BYTES = 4 << 20
-_MAX_BYTES_TO_SEND = 8 << 20
+_MAX_BYTES_TO_SEND = 16 << 20
 _MIN_VALUE, _RELATIVE_VARIANCES = 0.05, (0.1, 5.0)
 _OPTIONS: dict[str, Any] = {
     "nogil": True,
@@ -143,28 +143,28 @@ class MatchSolution(NamedTuple):
     def model_correlation(self, segment: int) -> Array:
         """Return the correlations of a segment under the model, (n_features, n_features)."""
         signal = self.mixing * np.exp(0.5 * self.log_variances[segment])
-        covariance = signal @ signal.T
-        scale = 1 / np.sqrt(1 + np.diag(covariance))
-        implied: Array = covariance * (scale * scale[:, None])
+        signal /= np.sqrt(1 + (signal**2).sum(axis=1, keepdims=True))
+        implied: Array = signal @ signal.T
         np.fill_diagonal(implied, 1.0)
         return implied
 
     def unshrink_correlation(self, segment: int, ridge: float) -> Array:
         """Return the model's correlations as they would be without the shrinkage by the ridge."""
         implied = self.model_correlation(segment)
-        return np.clip(implied * (1 + ridge), -_MAX_CORRELATION, _MAX_CORRELATION)
+        implied *= 1 + ridge
+        return np.clip(implied, -_MAX_CORRELATION, _MAX_CORRELATION, out=implied)
 
 
 def solution_from_vector(
     flat: Array, n_segments: int, n_features: int, n_components: int
 ) -> MatchSolution:
     """Invert `MatchSolution.to_vector`."""
-    edges = np.cumsum([n_features * n_components, n_segments * n_components])
-    mixing, variances, precisions = np.split(flat, edges)
+    n_entries = n_features * n_components
+    n_shared = n_entries + n_segments * n_components
     return MatchSolution(
-        mixing.reshape(n_features, n_components),
-        variances.reshape(n_segments, n_components),
-        precisions.reshape(n_segments, n_features),
+        flat[:n_entries].reshape(n_features, n_components),
+        flat[n_entries:n_shared].reshape(n_segments, n_components),
+        flat[n_shared:].reshape(n_segments, n_features),
     )
 
 
@@ -177,21 +177,34 @@ def likelihood_and_gradient(
     of segments and does not change the result.
     """
     mixing, log_variances, log_precisions = solution
+    by_variances, by_precisions = np.empty_like(log_variances), np.empty_like(log_precisions)
+    mixing_rows, roots = mixing.T.copy(), np.exp(0.5 * log_variances)
 
-    def terms(part: slice) -> tuple[float, Array, Array, Array]:
-        return _segment_terms(moments, part, mixing, log_variances[part], log_precisions[part])
+    def fill_terms(part: slice) -> tuple[float, Array]:
+        """Fill the gradients of some segments, and return their value and that by the mixing."""
+        matrices, by_mixing = moments.matrices(part), np.zeros_like(mixing_rows)
+        value = _sum_segment_terms(
+            matrices if matrices.flags.c_contiguous else matrices.copy(),
+            moments.varies[part],
+            moments.weights[part],
+            moments.ridge[part],
+            moments.model_ridge[part],
+            mixing_rows,
+            roots[part],
+            log_precisions[part],
+            by_mixing,
+            by_variances[part],
+            by_precisions[part],
+        )
+        return value, by_mixing
 
-    values, by_mixing, by_variances, by_precisions = zip(
-        *map_parts(terms, moments.slices()), strict=True
-    )
-    gradient = MatchSolution(
-        np.sum(by_mixing, axis=0), np.concatenate(by_variances), np.concatenate(by_precisions)
-    )
+    values, by_mixing = zip(*map_parts(fill_terms, moments.slices()), strict=True)
+    value, gradient = sum(values), MatchSolution(sum(by_mixing).T, by_variances, by_precisions)
     if moments.scales is None:
-        return float(np.sum(values)), gradient
+        return value, gradient
     penalty, by_unknowns = _penalize_scales(moments, moments.scales, solution)
     added = (a - b for a, b in zip(gradient, by_unknowns, strict=True))
-    return float(np.sum(values)) - penalty, MatchSolution(*added)
+    return value - penalty, MatchSolution(*added)
 
 
 def _penalize_scales(
@@ -215,29 +228,6 @@ def _penalize_scales(
     return 0.5 * float((by_precision * residuals).sum()), MatchSolution(
         2 * mixing * (by_power.T @ variances), variances * (by_power @ mixing**2), by_precision
     )
-
-
-def _segment_terms(
-    moments: SegmentMoments, part: slice, mixing: Array, log_variances: Array, log_precisions: Array
-) -> tuple[float, Array, Array, Array]:
-    """Return value and gradients of some segments; D is 0 where a feature is not used."""
-    by_mixing = np.zeros(mixing.shape[::-1])
-    by_variances, by_precisions = np.empty_like(log_variances), np.empty_like(log_precisions)
-    matrices = moments.matrices(part)
-    value = _sum_segment_terms(
-        matrices if matrices.flags.c_contiguous else matrices.copy(),
-        moments.varies[part],
-        moments.weights[part],
-        moments.ridge[part],
-        moments.model_ridge[part],
-        mixing.T.copy(),
-        np.exp(0.5 * log_variances),
-        log_precisions,
-        by_mixing,
-        by_variances,
-        by_precisions,
-    )
-    return value, by_mixing.T, by_variances, by_precisions
 
 
 @_callee
@@ -565,11 +555,17 @@ def _run_lbfgs(
     )
 
     def to_solution(x: Array) -> MatchSolution:
-        return solution_from_vector(np.clip(x * units, -limits, limits), *shape)
+        flat = x * units
+        if (np.abs(flat) > limits).any():
+            flat = np.clip(flat, -limits, limits)
+        return solution_from_vector(flat, *shape)
 
     def loss(x: Array) -> tuple[float, Array]:
         value, gradient = objective(to_solution(x))
-        return -value, -gradient.to_vector() * units * (np.abs(x * units) <= limits)
+        slopes = gradient.to_vector()
+        slopes *= -units
+        slopes[np.abs(x * units) > limits] = 0.0
+        return -value, slopes
 
     stopping_rule = _StoppingRule(tol, start.mixing, to_solution, weights if is_rough else None)
     end, n_steps, is_lowest = _minimise(loss, start.to_vector() / units, stopping_rule)

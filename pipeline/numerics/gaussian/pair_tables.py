@@ -41,7 +41,7 @@ likelihood estimation of the polychoric correlation coefficient, Psychometrika 4
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple
 
@@ -670,16 +670,16 @@ def pair_log_likelihood(
     features = [np.ascontiguousarray(x, np.int64) for x in (i, j)]
     log_likelihood = np.empty(len(floats[-1]))
     _fill_likelihood(*floats[:5], *features, floats[-1], log_likelihood)
-    arguments: dict[str, npt.ArrayLike] = dict(
-        zip(("n", "ones_i", "ones_j", "joint"), floats[:4], strict=True)
-    )
-    arguments |= {"h": floats[4][features[0]], "k": floats[4][features[1]], "rho": floats[-1]}
-    rule = f"cells are finite and not negative, {_ALLOWED_RANGES}"
-    _check_values(log_likelihood, rule, arguments)
+    if np.isnan(log_likelihood).any():
+        names = ("n", "ones_i", "ones_j", "joint", "h", "k", "rho")
+        h, k = (floats[4][own] for own in features)
+        rule = f"cells are finite and not negative, {_ALLOWED_RANGES}"
+        arguments = dict(zip(names, (*floats[:4], h, k, floats[-1]), strict=True))
+        _check_values(log_likelihood, rule, arguments)
     return log_likelihood
 
 
-def _check_values(values: _Floats, rule: str, arguments: dict[str, npt.ArrayLike]) -> None:
+def _check_values(values: _Floats, rule: str, arguments: Mapping[str, npt.ArrayLike]) -> None:
     missing = np.isnan(values)
     if not missing.any():
         return
