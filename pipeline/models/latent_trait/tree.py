@@ -314,8 +314,10 @@ class TraitTree(Model):
         weights = np.ones(block.n_samples) if block.row_weights is None else block.row_weights
         last, sums = range(*params.last_level.indices(len(forms))), []
         nats = np.zeros((block.n_samples, len(forms)))
+        unsummed = np.zeros(block.n_samples)  # only their log-likelihoods are needed
         for node in range(min(last[0], 1), len(forms)):
-            found = lattice_e_step(X, observed, *_split_forms(forms[node]), stretch=_STRETCH)
+            own = X, observed, *_split_forms(forms[node]), unsummed
+            found = lattice_e_step(*own, stretch=_STRETCH)
             nats[:, node] = found.row_log_likelihoods
         split = split_rows(params, nats)
         for node in last:
