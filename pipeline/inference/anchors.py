@@ -106,11 +106,11 @@ def prepare_anchors(
         If a text has another form, the model has a scale of its own, the dataset has no such row,
         or the positions do not fix a scale.
     """
-    from pipeline.models.latent_trait.model import LatentTrait  # slow to import
-
     positions = parse_anchors(anchors)
     if not positions:
         return ()
+    from pipeline.models.latent_trait.model import LatentTrait  # slow to import
+
     if not isinstance(model, LatentTrait) and model.name == LatentTrait.name:
         raise FitError(
             "{anchors} cannot be combined with {dynamics=walk}, whose members have many positions. "
