@@ -223,7 +223,11 @@ class _PartitionedBatches:
         numbers, n_distinct, errors = ArrayFile(self._folder / "numbers"), [], []
         starts = np.cumsum(sizes, axis=1) - sizes
         for partition in range(_N_PARTITIONS):
-            reader, own = self._open(), sizes[:, partition]
+            own = sizes[:, partition]
+            if not own.any():
+                n_distinct.append(0)
+                continue
+            reader = self._open()
             parts = [
                 reader.get_batch(k).slice(start, size)
                 for k, (start, size) in enumerate(zip(starts[:, partition], own, strict=True))
