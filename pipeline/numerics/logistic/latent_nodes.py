@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -173,12 +174,16 @@ def gauss_hermite(n_per_axis: int, n_components: int) -> Nodes:
 
 def make_hermite_nodes(n_per_axis: int, n_components: int) -> Nodes:
     """Return the nodes of `gauss_hermite` along any number of axes."""
-    axis, weights = scipy.special.roots_hermitenorm(n_per_axis)
+    axis, weights = _find_hermite_roots(n_per_axis)
     log_weights = np.log(weights / weights.sum())
     return Nodes(
         _cartesian_power(axis, n_components),
         _cartesian_power(log_weights, n_components).sum(axis=1),
     )
+
+
+# All passes of a fit ask for the same.
+_find_hermite_roots = lru_cache(maxsize=32)(scipy.special.roots_hermitenorm)
 
 
 def drop_light_nodes(nodes: Nodes, negligible_mass: float = _NEGLIGIBLE_MASS) -> Nodes:
