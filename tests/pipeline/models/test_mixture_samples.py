@@ -18,7 +18,7 @@ from pipeline.params import get_array
 from tests.support.sample_starts import lower_thresholds, start_on_all_rows
 from tests.support.strategies import DenseData, make_memory_rows
 
-N_ROWS = 12_000
+N_ROWS = 6000
 
 
 @pytest.fixture(autouse=True)
@@ -31,20 +31,20 @@ COLUMNS = ("group", "age", "times", "share")
 BINARY = [f"f{k}" for k in range(10)]
 
 
-def draw_rows(missing: float = 0.0, seed: int = 0) -> pd.DataFrame:
+def draw_rows(missing: float = 0.0, seed: int = 0, n_rows: int = N_ROWS) -> pd.DataFrame:
     """Draw rows of three classes, with features of every kind and further columns."""
     rng = np.random.default_rng(seed)
-    z = rng.choice(3, N_ROWS, p=[0.5, 0.3, 0.2])
-    bits = rng.random((N_ROWS, 10)) < rng.uniform(0.15, 0.85, (3, 10))[z]
+    z = rng.choice(3, n_rows, p=[0.5, 0.3, 0.2])
+    bits = rng.random((n_rows, 10)) < rng.uniform(0.15, 0.85, (3, 10))[z]
     values = np.where(rng.random(bits.shape) < missing, np.nan, bits)
     levels = rng.binomial(3, np.array([0.2, 0.5, 0.8])[z])
     return pd.DataFrame(dict(zip(BINARY, values.T, strict=True))).assign(
         level=pd.Categorical(levels, ordered=True),
-        number=np.array([0.0, 1.5, 3.0])[z] + rng.standard_normal(N_ROWS),
-        group=np.where(rng.random(N_ROWS) < 0.3 + 0.2 * z, "a", "b"),
-        age=40 + 10 * (z - 1) + 15 * rng.standard_normal(N_ROWS),
-        times=rng.integers(1, 4, N_ROWS),
-        share=rng.uniform(0.5, 2, N_ROWS),
+        number=np.array([0.0, 1.5, 3.0])[z] + rng.standard_normal(n_rows),
+        group=np.where(rng.random(n_rows) < 0.3 + 0.2 * z, "a", "b"),
+        age=40 + 10 * (z - 1) + 15 * rng.standard_normal(n_rows),
+        times=rng.integers(1, 4, n_rows),
+        share=rng.uniform(0.5, 2, n_rows),
     )
 
 
@@ -82,7 +82,7 @@ def test_the_optimum_is_that_of_passes_over_all_rows(
 ) -> None:
     frame = draw_rows(missing)
     expected, found = (run(frame, features, **options) for run in (fit_from_all_rows, fit))
-    assert 3000 < get_diagnostics(found)["sample_rows"] < 5000
+    assert 1500 < get_diagnostics(found)["sample_rows"] < 2500
     assert "sample_rows" not in get_diagnostics(expected)
     assert get_diagnostics(found)["starts"] == 10
     assert found.manifest["iterations"] <= 10 < expected.manifest["iterations"]
@@ -115,7 +115,7 @@ def test_a_step_that_an_outlying_number_makes_too_long_is_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sample_start, "MIN_SAMPLE", 1000)
-    frame, features = draw_rows(seed=18)[:3000], [*BINARY, "number"]
+    frame, features = draw_rows(seed=18, n_rows=12_000)[:3000], [*BINARY, "number"]
     frame.loc[18, "number"] = 1e4  # not in the sample
     options = {"components": 2, "starts": 1, "tol": 1e-6}
     expected, found = (run(frame, features, **options) for run in (fit_from_all_rows, fit))
@@ -131,7 +131,7 @@ def test_the_number_of_components_is_chosen_by_all_rows(monkeypatch: pytest.Monk
 
 def test_starts_that_remain_give_the_same_bytes_in_threads_and_after_a_resume() -> None:
     X = draw_rows(seed=3)[BINARY].to_numpy(np.uint8)
-    model, sizes = BernoulliMixture(6, starts=4, errors="none"), [5000, 4000, 3000]
+    model, sizes = BernoulliMixture(6, starts=4, errors="none"), [2500, 2000, 1500]
     rows, states = make_memory_rows(DenseData(X), sizes), list[FitState]()
     expected = fit_model(model, rows, SerialExecutor(), checkpoint=states.append)
     assert len(states[0].starts) > 1
