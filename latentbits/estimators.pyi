@@ -599,7 +599,8 @@ class HiddenMarkov(ModelEstimator):
     Parameters
     ----------
     n_components
-        Number of states. None doubles it from 1 while held-out rows become more likely.
+        Number of states. None doubles it from 1 while held-out rows become more likely, and
+        then tries numbers in between.
     row_id
         Per-row column of the sequence that a row is of, such as a person; its rows follow
         each other. If empty, all rows are one sequence.

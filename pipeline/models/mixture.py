@@ -4,7 +4,9 @@ Each fit, or each number of components that is tried, begins with short runs fro
 continues from the best of them until it has converged (C. Biernacki, G. Celeux, G. Govaert,
 Computational Statistics & Data Analysis 41, 2003). By default, if no value is missing, there are
 ten starts, of which the best three go on after eight passes. If the number of components is not
-set, it is doubled from 1 while the likelihood of held-out rows increases.
+set, it is doubled from 1 while the likelihood of held-out rows increases. With `refines_number`,
+numbers between those are tried then, see `find_next_number`: fewer components are better unless
+held-out rows are 20 times less likely.
 
 With `max_components`, every number from 1 on is fitted to all rows, one after the other, and the
 fit ends with the chosen number, or with that of the lowest BIC. `pipeline.fitting.class_numbers`
@@ -41,6 +43,7 @@ from pipeline.statistics.sums import Sums
 _MIN_ROWS_TO_CHOOSE = 100  # about ten of them are held out
 _MAX_SLIGHT_SMOOTHING = 1e-3  # it costs about as many nats for each probability near 0 or 1
 _STARTS, _FIRST_PASSES, _FINALISTS = 10, 8, 3  # unless the user sets their number
+_LEAST_GAIN = np.log(20.0)  # of all held-out rows, for more components after the doubling
 _START_DIAGNOSTICS = ("starts", "starts_at_best", "next_start_below")
 
 
@@ -60,6 +63,8 @@ class Mixture(Model):
     )
     max_held_out_components: ClassVar[int]
     """Number of components at which the search for their number ends."""
+    refines_number: ClassVar[bool] = False
+    """Whether the search goes on between the numbers that doubling has tried."""
     short_run_tol: ClassVar[float]
     """Tolerance of the short runs."""
     single_start_is_short: ClassVar[bool] = False
@@ -188,18 +193,32 @@ class Mixture(Model):
     def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
         """Fit further numbers of components, then continue with the best on all rows.
 
-        Without `n_compared`, double the components while held-out rows gain.
+        Without `n_compared`, double the components while held-out rows gain, then refine.
         """
         if self.n_compared is not None:
             return self._try_next_number(state, statistics, self.n_compared)
         if state.working["held_out"] == 0:
             return None
-        auxiliary, is_best = record_held_out_score(state.params, state.auxiliary, statistics)
+        n, least_gain = len(state.params.weights), 0.0
+        most = int(min(self.max_held_out_components, statistics.weight))
+        if "n_doubled" in state.auxiliary:
+            least_gain = np.copysign(_LEAST_GAIN, n - len(state.auxiliary["best-weights"]))
+        auxiliary, is_best = record_held_out_score(
+            state.params, state.auxiliary, statistics, least_gain
+        )
+        auxiliary["held_out_numbers"] = np.append(auxiliary.get("held_out_numbers", ()), n)
         if is_best:
             auxiliary |= {f"best_{n}": np.array(v) for n, v in state.diagnostics.items()}
-        state, n_doubled = replace(state, auxiliary=auxiliary), 2 * len(state.params.weights)
-        if is_best and n_doubled <= min(self.max_held_out_components, statistics.weight):
-            return self._begin_stage(state, n_doubled, HELD_OUT_SHARE)
+        tried, next_number = auxiliary["held_out_numbers"].astype(int), None
+        if "n_doubled" not in auxiliary and is_best and 2 * n <= most:
+            next_number = 2 * n
+        elif self.refines_number:
+            auxiliary.setdefault("n_doubled", np.array(len(tried)))
+            n_best = len(auxiliary["best-weights"])
+            next_number = find_next_number(tried, int(auxiliary["n_doubled"]), n_best, most)
+        state = replace(state, auxiliary=auxiliary)
+        if next_number is not None:
+            return self._begin_stage(state, next_number, HELD_OUT_SHARE)
         diagnostics = {
             name.removeprefix("best_"): value.item()
             for name, value in auxiliary.items()
@@ -300,10 +319,12 @@ class Mixture(Model):
         observed value.
         """
         n_components, empty = len(mass), int((mass < 1).sum())
+        numbers = state.auxiliary.get("held_out_numbers", np.zeros(0))
         diagnostics = {
             "n_components": n_components,
             "rows_without_values": int(empty_rows),
             "held_out_scores": get_held_out_scores(state.auxiliary).tolist(),
+            "held_out_numbers": numbers.astype(int).tolist(),
         }
         warnings = (*state.warnings, *self._warn_about_components(n_components, empty))
         return replace(state, diagnostics=diagnostics, warnings=warnings)
@@ -313,7 +334,7 @@ class Mixture(Model):
         text = f"{self.vocabulary.components} with less than one row: {empty} of {n_components}"
         if empty and self.n_components is None and self.n_compared is None:
             filled = n_components - empty
-            text += f"; their number was doubled automatically, {{components={filled}}} avoids them"
+            text += f"; their number was found automatically, {{components={filled}}} avoids them"
             return (FitWarning(text),)
         if empty:
             return (FitWarning(f"{text}; choose fewer {{components}}"),)
@@ -340,3 +361,33 @@ class Mixture(Model):
 
 def _leave_first_round(state: FitState) -> Arrays:
     return {name: own for name, own in state.auxiliary.items() if name != "is_first_round"}
+
+
+def find_next_number(tried: NDArray[np.int64], n_doubled: int, best: int, most: int) -> int | None:
+    """Return the number of components to try next between neighbours of the best one.
+
+    Parameters
+    ----------
+    tried, n_doubled
+        All numbers tried, of which the first `n_doubled` were doubled.
+    best, most
+        Best number, and the largest that may be tried.
+
+    Returns
+    -------
+    int or None
+        The middle of the wider gap beside the best number, relative to its size; the lower one if
+        both are equally wide. None once there are no gaps, or if the numbers would add up to more
+        than those of the doubling.
+
+    Examples
+    --------
+    >>> find_next_number(np.array([1, 2, 4, 8, 16, 32]), 6, 16, 32)
+    12
+    """
+    low = int(tried[tried < best].max(initial=0))
+    high = int(tried[tried > best].min(initial=most + 1))
+    gaps = [(b / max(a, 1), (a + b) // 2) for a, b in ((low, best), (best, high)) if b - a > 1]
+    number = max(gaps, key=lambda gap: gap[0], default=(0.0, None))[1]
+    budget = tried[:n_doubled].sum() - tried[n_doubled:].sum()
+    return number if number is not None and number <= budget else None

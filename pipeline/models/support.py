@@ -55,6 +55,12 @@ _REFUSALS: Mapping[Part, _Refusal] = {
 }
 
 
+_SEQUENCE_REMEDY = (
+    " Its rows depend on those before and after them, so a row counts once. Leave out {weight}, or "
+    "choose {model=bernoulli-mixture}, which ignores the order of rows."
+)
+
+
 class Conflict(NamedTuple):
     """Two parts that a model cannot use together, and the remedy."""
 
@@ -81,6 +87,8 @@ class Support:
         have the names of planes; see `split_levels` in manifests.
     needs_levels
         Whether at least one feature must be binary or ordinal.
+    has_sequences
+        Whether rows depend on those before and after them, so that none can have a weight.
     """
 
     features: tuple[FeatureKind, ...] = ("binary",)
@@ -88,6 +96,7 @@ class Support:
     conflicts: tuple[Conflict, ...] = ()
     splits_levels: bool = False
     needs_levels: bool = False
+    has_sequences: bool = False
 
 
 class HasSupport(Protocol):
@@ -115,7 +124,9 @@ def check_parts(
         if part not in model.support.parts:
             parameter, problem, remedy = _REFUSALS[part]
             text = problem.format(model.title)
-            if find_models is not None:
+            if parameter == "weight" and model.support.has_sequences:
+                text += _SEQUENCE_REMEDY
+            elif find_models is not None:
                 models = find_models().items()
                 able = [name for name, other in models if part in other.support.parts]
                 text += f" {remedy.format(', '.join(able))}"

@@ -112,19 +112,22 @@ def make_state_table(artifact: Artifact) -> TextTable | None:
     transition = find_transitions(artifact)
     if transition is None:
         return None
-    rows, stays, followers = [], compute_stays(transition), _compute_followers(transition)
+    stays, followers = compute_stays(transition), _compute_followers(transition)
+    rows = list[tuple[str, ...]]()
+    columns = ["state", "share of rows", "mean duration", "followed by", "first of a sequence"]
     for k, (own, stay) in enumerate(zip(followers, stays.tolist(), strict=True)):
         order = [i for i in np.argsort(-own, kind="stable") if own[i] >= _LEAST_SHARE]
         named = ", ".join(f"{i + 1} ({format_share(own[i])})" for i in order[:_MAX_NAMES])
         share = format_share(artifact["weights"][k], 1)
         begins = format_share(artifact["initial"][k], 1)
         rows.append((f"{k + 1}", share, format_number(stay, 3), named or "–", begins))
-    columns = ("state", "share of rows", "mean duration", "followed by", "first of a sequence")
+    if artifact.manifest["diagnostics"].get("sequences", 1) == 1:  # it only says where it begins
+        rows, columns = [own[:-1] for own in rows], columns[:-1]
     note = (
         "The mean duration, in rows, is 1 / (1 − P(the state follows itself)). After the states "
         "that follow: their share of the times when the state ends."
     )
-    return TextTable("States", columns, tuple(rows), note)
+    return TextTable("States", tuple(columns), tuple(rows), note)
 
 
 def iter_state_sentences(artifact: Artifact) -> Iterator[str]:

@@ -193,7 +193,7 @@ class SegmentParams(ProbitICAParams, Protocol):
 class HiddenSegments(HiddenStates, ProbitICA):
     """What models with `segments=auto` share: the search for segments, and what a fit can do."""
 
-    support: ClassVar[Support] = Support(("binary", "ordinal"))
+    support: ClassVar[Support] = Support(("binary", "ordinal"), has_sequences=True)
     codes: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **ProbitICA.codes,
         "likeliest_segment": (),

@@ -14,10 +14,12 @@ however rows are cut. Given the other rows, a row is of a mixture of the states,
 features is shared with `bernoulli_mixture`: levels, continuous features, missing values.
 
 Each fit begins with short runs as in `pipeline.models.mixture`: every fifth from clusters of
-windows of eight rows, see `windows.py`, the others from random states. Held-out rows, which choose
-the number of states, count as rows without values; their score is log P(x_n | all rows that are not
-held out) (G. Celeux, J.-B. Durand, Computational Statistics 23, 2008). A row by itself, or in a
-call that does not know its neighbours, has the class weights π, the share of rows in each state.
+windows of eight rows, see `windows.py`, the others from random states. States that end with less
+than one row are restarted once, beside the largest states; the fit goes on with the likelier end.
+Held-out rows, which choose the number of states, count as rows without values; their score is
+log P(x_n | all rows that are not held out) (G. Celeux, J.-B. Durand, Computational Statistics 23,
+2008). A row by itself, or in a call that does not know its neighbours, has the class weights π, the
+share of rows in each state.
 
 =========  ==============  ================================
 symbol     field           shape
@@ -128,7 +130,8 @@ class HiddenMarkov(HiddenStates, ClassMixture):
     Attributes
     ----------
     n_components
-        Number of states. None doubles it from 1 while held-out rows become more likely.
+        Number of states. None doubles it from 1 while held-out rows become more likely, and then
+        tries numbers in between.
     row_id
         Per-row column of the sequence that a row is of, such as a person; its rows follow each
         other. If empty, all rows are one sequence.
@@ -153,7 +156,9 @@ class HiddenMarkov(HiddenStates, ClassMixture):
     """
 
     name: ClassVar[str] = "hidden-markov"
-    support: ClassVar[Support] = Support(("binary", "ordinal", "nominal", "continuous"))
+    support: ClassVar[Support] = Support(
+        ("binary", "ordinal", "nominal", "continuous"), has_sequences=True
+    )
     vocabulary: ClassVar[Vocabulary] = STATES._replace(
         arrays={"probabilities": "probability in state"}
     )
@@ -165,6 +170,7 @@ class HiddenMarkov(HiddenStates, ClassMixture):
     params: ClassVar[type[HiddenMarkovParams]] = HiddenMarkovParams
     codes: ClassVar[Mapping[str, tuple[str, ...]]] = {"mean": ("component",), "state": ()}
     max_held_out_components: ClassVar[int] = 32
+    refines_number: ClassVar[bool] = True
     short_run_tol: ClassVar[float] = 1e-3
     n_components: int | None = 4
     row_id: str = ""
@@ -328,6 +334,44 @@ class HiddenMarkov(HiddenStates, ClassMixture):
         most = 1 if self.n_levels is None else max(int(self.n_levels.max()) - 1, 1)
         limit = np.log((weight + len(params.weights)) / self.smoothing + most)
         return params.with_free_parameters(packed, limit)
+
+    def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
+        """Restart states with less than one row, once; the fit goes on with the better end."""
+        empty = np.flatnonzero(statistics.values["mass"][0] < 1)
+        if not empty.size or state.working["held_out"] > 0 or "restarted" in state.auxiliary:
+            return super().next_stage(state, statistics)
+        state = replace(state, auxiliary={**state.auxiliary, "restarted": np.array(True)})
+        rng = np.random.default_rng([int(state.auxiliary["seed"][0]), len(state.params.weights)])
+        params = self._split_states(state.params, empty, rng)
+        return replace(state, starts=(state, replace(state, params=params)))
+
+    def _split_states(
+        self, params: HiddenMarkovParams, empty: NDArray[np.intp], rng: np.random.Generator
+    ) -> HiddenMarkovParams:
+        """Put empty states beside the largest ones, which share their rows with them."""
+        n_states = len(params.weights)
+        own = np.argsort(-params.weights, kind="stable")[: n_states - len(empty)]
+        own = np.resize(own, len(empty))
+        order = np.arange(n_states)
+        order[empty] = own
+        n_copies = np.bincount(order, minlength=n_states)[order]
+        split = params.take_components(order)
+        logs = scipy.special.logit(split.continuation[empty])
+        logs += rng.standard_normal(logs.shape)
+        probabilities = split.probabilities.copy()
+        probabilities[empty] = cumulate_planes(scipy.special.expit(logs), self.n_levels)
+        if split.gaussians is not None:
+            means, deviations = split.gaussians.means.copy(), split.gaussians.deviations
+            means[empty] += deviations[empty] * rng.standard_normal((len(empty), means.shape[1]))
+            split = replace(split, gaussians=replace(split.gaussians, means=means))
+        transition = split.transition / n_copies
+        return replace(
+            split,
+            probabilities=probabilities,
+            weights=split.weights / n_copies,
+            initial=split.initial / n_copies / (split.initial / n_copies).sum(),
+            transition=transition / transition.sum(axis=1, keepdims=True),
+        )
 
     def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Sort the states by their share of the rows, and add diagnostics and warnings."""

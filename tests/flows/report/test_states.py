@@ -24,6 +24,7 @@ def test_a_report_says_how_long_states_last(tmp_path: Path) -> None:
     table = make_state_table(artifact)
     assert table is not None
     assert [row[0] for row in table.rows] == ["1", "2", "3"]
+    assert table.columns[-1] == "followed by"  # there is a single sequence
     stays = 1 / (1 - np.diag(artifact["transition"]))
     np.testing.assert_allclose([float(row[2]) for row in table.rows], stays, rtol=0.01)
     (figure,) = plot_transitions(artifact)
