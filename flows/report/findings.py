@@ -227,9 +227,14 @@ def _iter_item_problems(
 def _iter_number_sentences(artifact: Artifact, words: Vocabulary) -> Iterator[str]:
     """Yield the number of components and the reason for it."""
     manifest = artifact.manifest
-    q, diagnostics = manifest["n_components"], manifest["diagnostics"]
+    q, diagnostics, settings = (
+        manifest[name] for name in ("n_components", "diagnostics", "hyperparameters")
+    )
     text = format_count(q, words.component)
-    if manifest["hyperparameters"].get("n_components", q) is not None:
+    n_set = settings.get("n_components", q) or sum(settings.get("layers") or ())
+    if settings.get("prune") and n_set > q:
+        reason = f"after pruning {n_set}"
+    elif n_set:
         reason = "as set"
     elif "null_eigenvalues" in artifact:
         reason = "whose eigenvalues exceed those of independent features (parallel analysis)"

@@ -262,9 +262,10 @@ class NoisyOr(Model):
         sizes, group_sizes = self._sizes, self.group_sizes
         largest = max(group_sizes or (sizes or (2,))[-1:])
         if self.top == "exclusive" and largest == 1:
+            remedy = "larger {group_sizes}" if group_sizes else "more units in the top layer"
             raise FitError(
                 "{top=exclusive} needs two units or more that exclude each other, but every group "
-                "has one. Use more units in the top layer.",
+                f"has one. Use {remedy}.",
                 parameter="top",
             )
         if group_sizes is not None and self.top == "independent":

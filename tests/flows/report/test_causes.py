@@ -91,7 +91,9 @@ def test_the_report_of_a_fit_has_the_table(fitted: Path, tmp_path: Path) -> None
         ("milk", "yogurt"),
         ("beer", "<b>chips</b>"),
     }
-    write_report(build_report_from_artifact(fitted), tmp_path / REPORT_FILE)
+    report = build_report_from_artifact(fitted)
+    assert "2 components, as set." in report.findings
+    write_report(report, tmp_path / REPORT_FILE)
     page = (tmp_path / REPORT_FILE).read_text(encoding="utf-8")
     assert f"<td>{rows[0][1]}</td>" in page
     assert "<b>chips" not in page
