@@ -24,7 +24,7 @@ from flows.report.figures.states import iter_state_sentences
 from flows.report.figures.text import format_number
 from flows.report.figures.trees import find_edges, iter_edge_sentences
 from flows.report.tables import format_dataset_name
-from pipeline.data.features import name_planes, read_features
+from pipeline.data.features import find_continuous, name_planes, read_features
 from pipeline.errors import format_share
 from pipeline.evaluation.calibration import ShareComparison
 from pipeline.learning.convergence import describe_ending
@@ -369,19 +369,33 @@ def _is_mixture(artifact: Artifact) -> bool:
 
 
 def _iter_mixture_sentences(artifact: Artifact, component: str) -> Iterator[str]:
-    """Describe each component by the features that differ most from all rows."""
+    """Describe each component by the features that differ most from all rows.
+
+    Two standard deviations of a continuous feature count as much as 0 and 1 of another one.
+    """
+    features, weights = read_features(artifact.manifest), np.asarray(artifact["weights"])
     levels, columns = read_level_columns(artifact)
-    names: Sequence[str] = [f"{feature} = {level}" for feature, level in levels]
-    p = np.array([column.values for column in columns])
-    if not columns:
-        names, p = name_planes(read_features(artifact.manifest)), artifact["probabilities"]
-    if not p.size:
-        return
-    margins = np.asarray(artifact["weights"]) @ p
-    for k, shares in enumerate(p[:_MAX_COMPONENTS] if len(p) > 1 else [], 1):
-        leading = np.argsort(-abs(shares - margins), kind="stable")[:_MAX_FEATURES]
-        texts = [f"{names[i]} ({shares[i]:.2f}, in all rows {margins[i]:.2f})" for i in leading]
-        yield f"{component} {k} differs most in {_join_words(texts)}."
+    names, p = [f"{feature} = {level}" for feature, level in levels], artifact["probabilities"]
+    if columns:
+        p = np.array([column.values for column in columns])
+    else:
+        names = [*name_planes(features)]
+    values, margins, units = p, weights @ p, np.ones(p.shape[1])
+    if "means" in artifact:
+        names += [f"the mean of {features[i].name}" for i in find_continuous(features)]
+        values = np.hstack([values, artifact["means"]])
+        margins = np.append(margins, artifact["overall_means"])
+        units = np.append(units, 2 * artifact["overall_deviations"])
+    for k in range(min(len(values), _MAX_COMPONENTS) if len(values) > 1 else 0):
+        order = np.argsort(-abs(values[k] - margins) / units, kind="stable")
+        texts = []
+        for i in order[:_MAX_FEATURES].tolist():
+            own, overall = (
+                f"{value:.2f}" if i < p.shape[1] else format_number(value, 3)
+                for value in (values[k, i], margins[i])
+            )
+            texts.append(f"{names[i]} ({own}, in all rows {overall})")
+        yield f"{component} {k + 1} differs most in {_join_words(texts)}."
 
 
 def _find_columns(artifact: Artifact) -> list[Array]:
