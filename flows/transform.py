@@ -295,7 +295,8 @@ class TransformJob:
 def _make_rows(job: TransformJob) -> RowSource:
     """Make the rows readable, in smaller chunks if the model has sequences."""
     model = job.coder.model
-    rows = make_row_source(job.dataset, job.split, columns=find_sequence_columns(model))
+    columns, numbers = find_sequence_columns(model), model.list_number_columns()
+    rows = make_row_source(job.dataset, job.split, columns=columns, number_columns=numbers)
     return cut_in_arrival_order(rows) if isinstance(model, HasSequences) else rows
 
 

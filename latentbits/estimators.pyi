@@ -605,8 +605,8 @@ class HiddenMarkov(ModelEstimator):
         Per-row column of the sequence that a row is of, such as a person; its rows follow
         each other. If empty, all rows are one sequence.
     time
-        Per-row column of the time, which must ascend within each sequence; if empty, rows
-        are in order. Steps count as equally long.
+        Per-row column of the time, a number that must ascend within each sequence; if
+        empty, rows are in order. Steps count as equally long.
     smoothing
         Pseudo-counts of ones and zeros in every state, of each transition and of each first
         state; also the number of rows with the mean and the variance of all rows that is

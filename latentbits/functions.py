@@ -337,8 +337,8 @@ def run_fit(
     model, seed = fit.model, request.seed
     with _translate_errors(fit.dataset), show_progress(progress) as show:
         memory = _check_memory(model, fit.dataset, executor)
-        columns = model.list_required_columns()
-        rows = make_row_source(fit.dataset, request.split, memory, (), columns, fit.weights)
+        columns = model.list_required_columns(), fit.weights, model.list_number_columns()
+        rows = make_row_source(fit.dataset, request.split, memory, (), *columns)
         first = collect_first_statistics(model, rows, executor, seed, show)
         state = start_fit(model, first, rows, executor, seed, progress=show)
         state = fit_model(model, rows, executor, seed, state=state, progress=show)
@@ -652,7 +652,8 @@ def _make_conditioned_rows(
     """Return rows with what their neighbours say about them, if the model has sequences."""
     columns = find_sequence_columns(fitted.model)
     dataset.check_columns(columns)
-    rows = make_row_source(dataset, split, columns=columns)
+    numbers = fitted.model.list_number_columns()
+    rows = make_row_source(dataset, split, columns=columns, number_columns=numbers)
     return condition_rows(fitted.model, fitted.params, rows, executor, progress)
 
 
@@ -811,7 +812,8 @@ def _score_rows(
 ) -> dict[str, Any]:
     """Measure likelihoods, reconstructions and neighbours."""
     columns = subject.labels.columns if subject.labels else find_sequence_columns(subject.model)
-    rows = make_row_source(dataset, split, columns=columns)
+    numbers = subject.model.list_number_columns()
+    rows = make_row_source(dataset, split, columns=columns, number_columns=numbers)
     drawn = draw_dataset_rows(rows, MAX_QUERY_ROWS, *run)
     codes = describe_code_quality(subject, subject, drawn, vote, *run)
     codes |= describe_held_out_values(subject, drawn, *run)

@@ -287,10 +287,12 @@ class EvaluationJob(EvaluationPlan):
         """Return the rows that a model was fitted to, or else the rows of the baselines."""
         return model.training_rows or self.training_rows
 
-    def make_row_source(self, columns: tuple[str, ...] = ()) -> RowSource:
+    def make_row_source(
+        self, columns: tuple[str, ...] = (), numbers: tuple[str, ...] = ()
+    ) -> RowSource:
         """Return the rows to evaluate on; they stay in memory, as every model reads them."""
-        memory = compute_row_memory(self.executor)
-        return make_row_source(self.dataset, self.split, memory, columns=columns)
+        rows = self.dataset, self.split, compute_row_memory(self.executor)
+        return make_row_source(*rows, columns=columns, number_columns=numbers)
 
 
 @dataclass(frozen=True)
@@ -449,7 +451,10 @@ def _score_models(
     subjects = {model.name: (model.subject, measures[model.name].name) for model in models}
     columns = [model.subject.labels.columns for model in models if model.subject.labels]
     columns += [find_sequence_columns(model.subject.model) for model in models]
-    rows = job.make_row_source(tuple(dict.fromkeys(chain.from_iterable(columns))))
+    numbers = [model.subject.model.list_number_columns() for model in models]
+    rows = job.make_row_source(
+        *(tuple(dict.fromkeys(chain.from_iterable(own))) for own in (columns, numbers))
+    )
     return measures, score_models(subjects, rows, job.executor, job.options.seed, job.progress)
 
 

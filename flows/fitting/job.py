@@ -122,6 +122,7 @@ class FitJob(FitPlan):
             self.skipped,
             columns,
             self.weights,
+            self.model.list_number_columns(),
             ahead=min(MAX_BYTES_AHEAD, self.memory_budget // (8 * CPU_COUNT)),
         )
 

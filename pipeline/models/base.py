@@ -158,6 +158,10 @@ class Model(HasStructure, Protocol):
         """
         return ()
 
+    def list_number_columns(self) -> tuple[str, ...]:
+        """Return those of the required columns whose texts are read as numbers."""
+        return ()
+
     def summarize_first(self, block: BinaryBlock, rng: RowRandom) -> Statistics:
         """MAP: summarize a block for `initialize`."""
         first: Statistics = self.first_statistics.from_block(block)

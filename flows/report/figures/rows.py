@@ -200,7 +200,20 @@ def _iter_blocks(
         chunk = _add_row_columns(chunk, dataset)
         for block in iter_blocks(chunk):
             if block.n_samples:
-                yield from iter_conditioned_parts(fitted.model, fitted.params, block)
+                yield from _iter_conditioned_parts(fitted, dataset, block)
+
+
+def _iter_conditioned_parts(
+    fitted: LoadedModel, dataset: BinaryDataset, block: BinaryBlock
+) -> Iterator[BinaryBlock]:
+    """Condition rows given numbers of texts, but keep the codes of the texts."""
+    codes = {name: block.column(name) for name in fitted.model.list_number_columns()}
+    numbers = {name: dataset.parse_numbers(name, own) for name, own in codes.items()}
+    block, last = replace(block, columns={**block.columns, **numbers}), 0
+    for part in iter_conditioned_parts(fitted.model, fitted.params, block):
+        first, last = last, last + part.n_samples
+        own = {name: values[first:last] for name, values in codes.items()}
+        yield replace(part, columns={**part.columns, **own})
 
 
 def _add_row_columns(chunk: PackedChunk, dataset: BinaryDataset) -> PackedChunk:

@@ -136,8 +136,8 @@ class HiddenMarkov(HiddenStates, ClassMixture):
         Per-row column of the sequence that a row is of, such as a person; its rows follow each
         other. If empty, all rows are one sequence.
     time
-        Per-row column of the time, which must ascend within each sequence; if empty, rows are in
-        order. Steps count as equally long.
+        Per-row column of the time, a number that must ascend within each sequence; if empty, rows
+        are in order. Steps count as equally long.
     smoothing
         Pseudo-counts of ones and zeros in every state, of each transition and of each first state;
         also the number of rows with the mean and the variance of all rows that is added for every
@@ -194,6 +194,10 @@ class HiddenMarkov(HiddenStates, ClassMixture):
     def list_required_columns(self) -> tuple[str, ...]:
         """Return the columns of sequences and times."""
         return tuple(dict.fromkeys(filter(None, self.columns)))
+
+    def list_number_columns(self) -> tuple[str, ...]:
+        """Return the column of times: codes of texts are not in their order."""
+        return (self.time,) if self.time else ()
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the bytes of each task's sums, logarithms and rows."""

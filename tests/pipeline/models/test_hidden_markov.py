@@ -272,3 +272,17 @@ def test_single_rows_are_said_to_have_no_transitions() -> None:
     assert any("every sequence has one row" in text for text in fit.manifest["warnings"])
     fit = lb.fit(dataset, "hidden-markov", components=2, time="t", n_jobs=1)
     assert fit.manifest["diagnostics"]["sequences"] == 1
+
+
+def test_times_that_are_texts_are_compared_as_numbers() -> None:
+    """Codes of texts are in the order of their first appearance."""
+    X = np.random.default_rng(0).integers(0, 2, (7, 3))
+    own = {"id": [*"aaabbbb"], "t": ["9", "10", "11", "2", "9", "10", "100"]}
+    dataset = lb.from_numpy(X, ["a", "b", "c"], keep=own)
+    settings = {"components": 2, "row_id": "id", "time": "t", "n_jobs": 1}
+    fit = lb.fit(dataset, "hidden-markov", **settings)
+    assert fit.manifest["diagnostics"]["sequences"] == 2
+    assert lb.transform(fit, dataset)["state"].shape == (7,)
+    assert lb.evaluate(fit, dataset)["log_likelihood"]
+    assert "row 2: t is not after" in refuse({"t": ["9", "8", "7", "6", "5", "4"]}, time="t")
+    assert "'May', which is not a number" in refuse({"t": [*"12345", "May"]}, time="t")
