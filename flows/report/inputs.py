@@ -138,10 +138,13 @@ class ReportInputs:
 
     @property
     def used_columns(self) -> tuple[str, ...]:
-        """Per-row columns that the fit used as weights, sampling units, groups or otherwise."""
+        """Per-row columns that the fit used as weights, sampling units, groups, times or otherwise.
+
+        A time tells rows apart, but it is no name of a row.
+        """
         manifest = self.fitted.artifact.manifest
-        names = [] if (group := manifest.get("group")) is None else [group]
-        return (*self.weight_columns, *names, *RowColumns.read(manifest).roles)
+        names = manifest.get("group"), manifest["hyperparameters"].get("time")
+        return (*self.weight_columns, *filter(None, names), *RowColumns.read(manifest).roles)
 
 
 def load_report_inputs(

@@ -38,5 +38,6 @@ def test_a_report_says_how_long_states_last(tmp_path: Path) -> None:
     assert any(f"State {longest} lasts longest" in text for text in report.findings)
     leading = r"differs most in the mean of size \(\S+, in all rows 1\d\.\d\), [ef] = 1"
     assert any(re.search(leading, text) for text in report.findings)
+    assert not any(own.title.startswith("Positions") for own in report.figures)
     shares = next(own for own in report.figures if own.title == "Share of components")
     assert re.search("by true", shares.alt)
