@@ -6,6 +6,7 @@ import base64
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.resources import files
 from itertools import chain, groupby
 from typing import Any, NamedTuple
@@ -300,6 +301,7 @@ def render_template(**contents: Any) -> str:
     return page
 
 
+@cache
 def _load_template() -> Any:
     environment = Environment(
         loader=PackageLoader("flows.report", "."),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import Field, field, fields
+from functools import cache
 from math import isfinite
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -75,12 +76,17 @@ def get_settings(model: Any) -> dict[str, Any]:
     return {own.name: getattr(model, own.name) for own in fields(model) if own.name in names}
 
 
+@cache  # a model is made anew for each kind of data and each fit
+def _find_type_hints(model: type[Any]) -> Mapping[str, Any]:
+    return get_type_hints(model)
+
+
 def check_settings(model: Any) -> None:
     """Check the number of components, every `Literal`, and every setting with a range."""
     if model.n_components is not None and model.n_components < 1:
         text = f"{{components}} must be at least 1, but is {model.n_components}."
         raise FitError(text, parameter="components")
-    for name, kind in get_type_hints(type(model)).items():
+    for name, kind in _find_type_hints(type(model)).items():
         if get_origin(kind) is Literal and (value := getattr(model, name)) not in get_args(kind):
             choices = ", ".join(sorted(get_args(kind)))
             text = f"{{{name}}} must be one of {choices}, but is {value!r}."
@@ -103,7 +109,7 @@ def _check_range(name: str, value: Any, allowed: NumberRange) -> None:
 
 def check_types(model: type[Any], values: Mapping[str, Any]) -> None:
     """Check settings from a Python caller against their declared types."""
-    hints = get_type_hints(model)
+    hints = _find_type_hints(model)
     for name, value in values.items():
         kinds = get_args(hints[name]) if isinstance(hints[name], UnionType) else (hints[name],)
         if not any(_has_type(value, kind) for kind in kinds):
@@ -140,7 +146,7 @@ def list_hyperparameters(model: type[Any]) -> tuple[str, ...]:
 
 def can_be_none(model: type[Any], name: str) -> bool:
     """Return whether a setting may be None, which the command line spells `auto`."""
-    return type(None) in get_args(get_type_hints(model)[name])
+    return type(None) in get_args(_find_type_hints(model)[name])
 
 
 def describe_settings(model: type[Any]) -> defaultdict[str, str]:
