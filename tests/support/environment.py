@@ -5,12 +5,14 @@ for each other would take most of the CPU time. Memory has few arenas, as what i
 stays with the process. A cluster waits an hour for the return of a killed worker, not 15 s.
 Temporary files lie in memory if there is room, because every write is synced, which is slow on a
 disk. Each process has its own home of Prefect. Scripts start background processes with Ctrl-C
-ignored; here it works, as tests press it.
+ignored; here it works, as tests press it. Compiled modules are stored even if the environment says
+not to, as images of containers do: hundreds of processes would compile all modules again.
 """
 
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from pathlib import Path
 
@@ -19,6 +21,8 @@ import certifi
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("MALLOC_ARENA_MAX", "2")  # of the processes that tests start
 os.environ["DASK_DISTRIBUTED__DEPLOY__LOST_WORKER_TIMEOUT"] = "1h"
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
