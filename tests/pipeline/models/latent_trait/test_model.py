@@ -71,10 +71,10 @@ def turned_error(found: NDArray[np.float64], truth: NDArray[np.float64]) -> floa
 @pytest.mark.few(1)
 @pytest.mark.parametrize("estimator", ["auto", "ep", "variational"])
 def test_the_scale_of_wide_data_is_found_in_few_passes(estimator: str) -> None:
-    """2,000 items determine the traits so well that plain EM hardly moves their scale."""
+    """1,000 items determine the traits so well that plain EM hardly moves their scale."""
     rng = np.random.default_rng(1)
-    x, slopes = 0.9 * rng.standard_normal(300), np.exp(0.3 * rng.standard_normal(2000))
-    p = expit(np.outer(x, slopes) + rng.standard_normal(2000))
+    x, slopes = 0.9 * rng.standard_normal(300), np.exp(0.3 * rng.standard_normal(1000))
+    p = expit(np.outer(x, slopes) + rng.standard_normal(1000))
     X, observed = rng.random(p.shape) < p, rng.random(p.shape) < 0.7
     X, observed = X.astype(np.uint8), observed.astype(np.uint8)
     state = fitted(X, observed, n_components=1, estimator=estimator)
