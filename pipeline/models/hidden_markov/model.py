@@ -165,7 +165,10 @@ class HiddenMarkov(HiddenStates, ClassMixture):
     indeterminacy: ClassVar[str] = (
         "the order of the states, sorted by size unless a warm start keeps it"
     )
-    unlinked_effect: ClassVar[str] = ""  # neighbouring rows link states
+    unlinked_effect: ClassVar[str] = (
+        "only neighbouring rows with values in different parts tell which state of one part "
+        "belongs to which of another"
+    )
     statistics: ClassVar[type[Sums]] = Sums
     params: ClassVar[type[HiddenMarkovParams]] = HiddenMarkovParams
     codes: ClassVar[Mapping[str, tuple[str, ...]]] = {"mean": ("component",), "state": ()}
