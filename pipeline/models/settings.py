@@ -7,7 +7,7 @@ A setting is a field of the model's dataclass. `setting` declares one with a ran
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import Field, field, fields
 from functools import cache
 from math import isfinite
@@ -76,9 +76,8 @@ def get_settings(model: Any) -> dict[str, Any]:
     return {own.name: getattr(model, own.name) for own in fields(model) if own.name in names}
 
 
-@cache  # a model is made anew for each kind of data and each fit
-def _find_type_hints(model: type[Any]) -> Mapping[str, Any]:
-    return get_type_hints(model)
+# Of a class, which takes long; a model is made anew for each kind of data and each fit.
+_find_type_hints: Callable[[Any], Mapping[str, Any]] = cache(get_type_hints)
 
 
 def check_settings(model: Any) -> None:
