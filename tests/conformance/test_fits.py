@@ -118,7 +118,7 @@ def test_states_survive_storage(facts: Facts, tmp_path: Path) -> None:
     accepted = with_column(facts, "ones" if facts.tolerant else "a single one")
     for state in (
         fitted(facts),
-        fit_model(facts.make_tolerant(), make_memory_rows(accepted), SERIAL),
+        fit_model(facts.make_brief(20, **facts.tolerant), make_memory_rows(accepted), SERIAL),
     ):
         folder = tmp_path / str(len(state.warnings))
         save_state(folder, state)

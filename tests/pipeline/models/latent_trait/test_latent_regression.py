@@ -30,7 +30,7 @@ from tests.support.derivatives import differentiate_twice
 
 Floats = NDArray[np.float64]
 
-GRID = np.linspace(-8, 8, 57)
+GRID = np.linspace(-7, 7, 33)
 NAMES = ("i", "j", "k", "l", "m")
 COVARIATES = ("age", "school=South")
 

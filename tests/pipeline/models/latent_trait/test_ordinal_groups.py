@@ -29,7 +29,7 @@ from tests.support.strategies import DenseData, make_memory_rows
 Floats = NDArray[np.float64]
 LEVELS = (2, 3, 4, 3)
 NAMES = [f"item{k}" for k in range(len(LEVELS))]
-GRID = np.linspace(-7, 7, 57)
+GRID = np.linspace(-7, 7, 33)
 LOG_PRIOR = -0.5 * GRID**2 - scipy.special.logsumexp(-0.5 * GRID**2)
 GROUPS = ("East", "West")
 

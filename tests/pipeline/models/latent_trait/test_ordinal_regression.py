@@ -19,7 +19,7 @@ from tests.support.derivatives import differentiate_twice
 Floats = NDArray[np.float64]
 GROUPS = ("East", "West")
 NAMES = ["q0", "q1", "q2", "q3"]
-GRID = np.linspace(-6, 6, 49)
+GRID = np.linspace(-6, 6, 33)
 LOG_PRIOR = -0.5 * GRID**2 - scipy.special.logsumexp(-0.5 * GRID**2)
 
 
