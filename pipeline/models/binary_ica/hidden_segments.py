@@ -290,7 +290,10 @@ class HiddenSegments(HiddenStates, ProbitICA):
             labels = _cluster_windows(merged, n_segments, seed)
             if labels is not None:
                 counts = merged.sum_segments(labels)
-                params = add_chain(self._fit_segments(counts, len(starts)), self.params)
+                try:
+                    params = add_chain(self._fit_segments(counts, len(starts)), self.params)
+                except FitError:  # some features hardly vary within these windows
+                    continue
                 starts.append(replace(state, params=params))
         if not starts:
             raise FitError(
@@ -389,10 +392,16 @@ class HiddenSegments(HiddenStates, ProbitICA):
         pairs, n_groups, fitted = statistics.pairs, 1, state
         assert pairs is not None
         if "is_search" in state.working:
-            params = self._fit_segments(pairs, state.iteration % 3)
+            try:
+                params = self._fit_segments(pairs, state.iteration % 3)
+            except FitError:  # a segment has too few rows; the same parameters end this start
+                return state
         else:
             n_groups = self.count_groups(pairs.n_features)
-            fitted = self._fit_pairs(state, pairs, map_items, rng)
+            try:
+                fitted = self._fit_pairs(state, pairs, map_items, rng)
+            except FitError as error:
+                raise error.with_names((), self.name_segments(state.params)) from None
             params = fitted.params
         seen = pairs.list_grouped_segments(n_groups)
         chain = estimate_chain(statistics.sums.values, seen)

@@ -163,3 +163,12 @@ def test_features_that_never_vary_are_refused(folder):
     X[:, 2] = 1
     with pytest.raises(FitError, match="vary within no usable segment"):
         fit_hidden(folder / "constant.zarr", DenseData(X, None, None), n_segments=3)
+
+
+def test_pairs_that_are_never_observed_together_are_refused_by_the_names_of_segments(folder):
+    """A search whose fits are refused ends with the refusal of the last one."""
+    X = example()[1].X[:2000].copy()
+    observed = np.ones_like(X)
+    observed[:1000, 4:] = observed[1000:, :2] = 0
+    with pytest.raises(FitError, match="Left out: '1', '2', '3'"):
+        fit_hidden(folder / "forms.zarr", DenseData(X * observed, observed, None), n_segments=3)
