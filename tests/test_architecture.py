@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import cache, lru_cache
 from graphlib import TopologicalSorter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -58,7 +58,7 @@ class FoundImport(NamedTuple):
 
 
 @lru_cache(maxsize=1)  # several rules look at all of a tree
-def list_nodes(tree: ast.AST) -> list[ast.AST]:
+def list_nodes(tree: ast.AST) -> list[Any]:
     """All parts of a syntax tree."""
     return [*ast.walk(tree)]
 
