@@ -90,6 +90,7 @@ from pipeline.models.ising.comparison import (
 from pipeline.models.ising.moments import MAX_FEATURES, match_moments
 from pipeline.models.ising.params import IsingParams, NetworkTests, join_groups
 from pipeline.models.ising.regressions import (
+    count_neighbours,
     make_regressions,
     place_values,
     read_regressions,
@@ -142,6 +143,9 @@ from pipeline.statistics.sums import Sums
 _MAX_MISSING = 16  # values of a row whose states are enumerated
 _NARROW, _CANDIDATES = 128, 64  # features, and predictors of each if there are more
 _MOST_CHECKS = 5
+_WINDOW = 6  # neighbours, by which the EBIC of linear regressions may exceed the least one
+# Neighbours of a regression, at least: a share of those of its start less a few; and their growth.
+_SURE_SHARE, _FEW, _SURE_GROWTH = 0.8, 2, 2.0
 _LEAST_RIDGE = 1e-8
 _MAX_START = 1.5  # of coefficients: linear regressions of rare features would overshoot
 _LARGE = 8.0  # a coefficient by which the odds change 3,000-fold
@@ -388,7 +392,54 @@ class Ising(Model):
         }
         is_running = own.is_running & ~(gains <= self.tol)
         moved = own._replace(values=values, is_active=is_active, is_running=is_running)
-        return self._place(state, moved, {**before, **after})
+        auxiliary: Arrays = {**before, **after}
+        if not is_running.any() and "is_waiting" in before:
+            moved, auxiliary = self._end_waiting(moved, auxiliary)
+        return self._place(state, moved, auxiliary)
+
+    def _end_waiting(self, own: Regressions, auxiliary: Arrays) -> tuple[Regressions, Arrays]:
+        """Start the regressions that wait, unless their EBIC cannot be the least.
+
+        The log-likelihood L is concave and rises as the penalty falls. So L is at most that of the
+        next regression that was fitted, and at most L + λ N (Σ s |b| − Σ s |b'|) of the last one
+        before, with its λ and b'. The number and the sizes of the neighbours are about those of the
+        start.
+        """
+        is_waiting = auxiliary["is_waiting"]
+        per_edge = self._penalize_edges(auxiliary, len(own.targets) // self.n_groups)
+        counts = count_neighbours(own)
+        shape = self.n_groups, len(own.targets) // self.n_groups, -1
+        nats = np.where(is_waiting, 0.0, auxiliary["nats"]).reshape(shape)
+        by_rows = np.repeat(per_edge, len(own.groups) // self.n_groups)
+        costs = (by_rows * counts).reshape(shape)
+        known = ~is_waiting.reshape(shape)[0] & (nats > -_UNKNOWN / 2).all(axis=0)
+        ebic = np.where(known, (costs - 2 * nats).sum(axis=0), np.inf).min(axis=1)
+        fitted = np.where(known, nats.sum(axis=0), np.inf)
+        most = np.minimum.accumulate(fitted[:, ::-1], axis=1)[:, ::-1]
+        places = np.where(known, np.arange(known.shape[1]), 0)
+        last = np.maximum.accumulate(places, axis=1)
+        rows, lasso = auxiliary["group_rows"][:, None, None], auxiliary["lasso"].reshape(shape)[0]
+        sizes = (rows * auxiliary["start_sizes"].reshape(shape)).sum(axis=0)
+        growth = sizes - np.take_along_axis(sizes, last, axis=1)
+        rise = _SURE_GROWTH * np.take_along_axis(lasso, last, axis=1) * np.maximum(growth, 0.0)
+        most = np.minimum(most, np.take_along_axis(fitted, last, axis=1) + rise)
+        fewest = np.maximum(_SURE_SHARE * counts - _FEW, 0.0)
+        least = (by_rows * fewest).reshape(shape).sum(axis=0) - 2 * most
+        starts = least < (ebic + _FEW * per_edge.sum())[:, None]
+        starts = np.tile(starts.ravel(), self.n_groups) & is_waiting
+        after = {
+            name: values
+            for name, values in auxiliary.items()
+            if name not in ("is_waiting", "start_sizes")
+        }
+        after["objectives"] = np.where(starts, -_UNKNOWN, after["objectives"])
+        after["gains"] = np.where(starts, _UNKNOWN, after["gains"])
+        return own._replace(is_running=starts), after
+
+    def _penalize_edges(self, auxiliary: Arrays, n_targets: int) -> Array:
+        """Return what a neighbour adds to EBIC in each group, (n_groups,)."""
+        extended = 2 * self.gamma * np.log(max(n_targets - 1, 1))
+        return np.asarray(np.log(auxiliary["group_rows"]) + extended)
 
     def _place(self, state: FitState, own: Regressions, auxiliary: Arrays) -> FitState:
         """Return a state with these regressions; the objective is that of finished ones as well."""
@@ -597,13 +648,16 @@ class Ising(Model):
         scales = np.sqrt(np.diagonal(covariance))
         params = replace(state.params, shares=shares, thresholds=bound_logits(ones, weight))
         sample = _read_sample(state.auxiliary, len(ones))
-        one, lasso, ridge = self._start_regressions(covariances, covariance, shares, weight, sample)
+        one, lasso, ridge, waits = self._start_regressions(
+            covariances, covariance, shares, weight, sample
+        )
         own = concatenate_regressions([one] * self.n_groups)
         lasso, ridge = np.tile(lasso, self.n_groups), np.tile(ridge, self.n_groups)
         stops = np.zeros_like(own.is_running)
         if own.targets.size:
             stops = _find_constant(own, {"is_constant": is_constant})
-        own = own._replace(is_running=own.is_running & ~stops)
+        is_waiting = np.tile(waits, self.n_groups) & own.is_running & ~stops
+        own = own._replace(is_running=own.is_running & ~stops & ~is_waiting)
         auxiliary = {
             "seed": state.auxiliary["seed"],
             "incomplete": state.auxiliary["incomplete"],
@@ -617,10 +671,13 @@ class Ising(Model):
             "ridge": ridge,
             "objectives": np.where(own.is_running, -_UNKNOWN, 0.0),
             "best_values": own.values,
-            "nats": np.where(stops, 0.0, -_UNKNOWN),
+            "nats": np.where(stops, 0.0, np.where(is_waiting, -_UNKNOWN / 2, -_UNKNOWN)),
             "gains": np.where(own.is_running, _UNKNOWN, 0.0),
             "n_checks": np.array(0),
         }
+        if is_waiting.any():
+            sizes = sum_penalties(own, scales, np.ones_like(lasso), np.zeros_like(lasso))
+            auxiliary |= {"is_waiting": is_waiting, "start_sizes": sizes}
         return self._place(replace(state, params=params, warnings=tuple(warnings)), own, auxiliary)
 
     def _check_missing(
@@ -660,8 +717,8 @@ class Ising(Model):
         shares: Array,
         weight: float,
         sample: Mapping[int, Array],
-    ) -> tuple[Regressions, Array, Array]:
-        """Return the regressions of one network, and λ of the lasso and of ridge of each.
+    ) -> tuple[Regressions, Array, Array, NDArray[np.bool_]]:
+        """Return the regressions of one network, λ of the lasso and of ridge, and which ones wait.
 
         They start from the `covariance` of all rows; `covariances` are those within each group.
         `sample` has the coefficients of each target for the first penalties, if a sample of the
@@ -677,12 +734,21 @@ class Ising(Model):
         n_penalties = strengths.shape[1]
         columns, values, is_lasso = [], [], self.penalty == "lasso"
         is_wide, is_running = p > _NARROW, np.ones(strengths.shape, np.bool_)
+        waits, per_edge = np.zeros(strengths.shape, np.bool_), np.log(weight)
+        per_edge += 2 * self.gamma * np.log(max(p - 1, 1))
         for i, share in enumerate(shares[targets]):
             slopes = np.zeros((n_penalties, p))
             candidates = np.delete(np.arange(p), i)
             if is_lasso:
                 penalties, most = strengths[i, :, None] * scales, _CANDIDATES if is_wide else p
                 n_followed = follow_linear_path(covariance, i, penalties, most, slopes)
+                # The residual variance of a lasso, by its optimality, and EBIC with it.
+                residual = covariance[i, i] - slopes @ covariance[i]
+                residual -= (np.abs(slopes) * penalties).sum(axis=1)
+                counts = np.count_nonzero(slopes, axis=1)
+                ebic = per_edge * counts + weight * np.log(np.maximum(residual, 1e-12))
+                waits[i] = ebic > ebic[:n_followed].min() + _WINDOW * per_edge
+                waits[i, n_followed:] = False
                 slopes = np.clip(slopes / scales[i] ** 2, -_MAX_START, _MAX_START)
                 if is_wide:
                     is_running[i, n_followed:] = False
@@ -700,8 +766,8 @@ class Ising(Model):
         own = make_regressions(targets, columns, values, all_active=not is_lasso)
         own, flat = own._replace(is_running=is_running.ravel()), strengths.ravel()
         if is_lasso:
-            return own, flat, np.zeros(len(flat))
-        return own, np.zeros(len(flat)), np.maximum(flat, _LEAST_RIDGE)
+            return own, flat, np.zeros(len(flat)), waits.ravel()
+        return own, np.zeros(len(flat)), np.maximum(flat, _LEAST_RIDGE), waits.ravel()
 
     def _list_strengths(self, covariances: Array, scales: Array, weight: float) -> Array:
         """Return the penalties of each feature, the largest first, (n_features, n_penalties)."""
@@ -724,9 +790,8 @@ class Ising(Model):
             return state
         n_targets = n_all // n_groups
         edges = np.split(own.values, own.places[1:-1])
-        n_neighbours = np.array([np.count_nonzero(values[1:]) for values in edges])
-        per_edge = np.log(auxiliary["group_rows"]) + 2 * self.gamma * np.log(max(n_targets - 1, 1))
-        ebic = np.repeat(per_edge, len(own.groups) // n_groups) * n_neighbours
+        per_edge = self._penalize_edges(auxiliary, n_targets)
+        ebic = np.repeat(per_edge, len(own.groups) // n_groups) * count_neighbours(own)
         ebic = (ebic - 2 * auxiliary["nats"]).reshape(n_groups, n_targets, -1).sum(axis=0)
         n_penalties = ebic.shape[1]
         chosen = np.tile(ebic.argmin(axis=1), n_groups) + np.arange(n_all) * n_penalties

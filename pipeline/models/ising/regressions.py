@@ -67,6 +67,13 @@ def place_values(own: Regressions, n_features: int) -> tuple[Array, Array]:
     return slopes, intercepts
 
 
+def count_neighbours(own: Regressions) -> Indices:
+    """Return the number of slopes of each regression that are not 0, (n_regressions,)."""
+    is_slope = own.values != 0
+    is_slope[own.places[:-1]] = False
+    return np.asarray(np.add.reduceat(is_slope, own.places[:-1], dtype=np.int64))
+
+
 def sum_penalties(own: Regressions, scales: Array, lasso: Array, ridge: Array) -> Array:
     """Return the penalty per row of each regression, (n_regressions,)."""
     if not len(own.columns):

@@ -121,6 +121,29 @@ def test_wide_data_get_neighbours_that_few_candidates_miss(monkeypatch: Any) -> 
     assert found.converged
 
 
+def test_penalties_that_are_not_fitted_would_not_be_chosen(monkeypatch: Any) -> None:
+    X, segments = draw_rows(3000, 10), np.arange(3000) % 2
+    ended = []
+
+    def end_waiting(model: Any, own: Any, auxiliary: Any) -> Any:
+        found = end(model, own, auxiliary)
+        ended.append((auxiliary["is_waiting"].sum(), found[0].is_running.sum()))
+        return found
+
+    end = Ising._end_waiting
+    monkeypatch.setattr(Ising, "_end_waiting", end_waiting)
+    found, by_group = fit(X, path=40).params, fit_groups(X, segments, path=40)[1].params
+    assert all(n_started < 0.8 * n_waiting for n_waiting, n_started in ended)
+    monkeypatch.setattr("pipeline.models.ising.model._WINDOW", 1e9)
+    for params, expected in (
+        (found, fit(X, path=40).params),
+        (by_group, fit_groups(X, segments, path=40)[1].params),
+    ):
+        np.testing.assert_array_equal(params.strengths, expected.strengths)
+        np.testing.assert_allclose(params.couplings, expected.couplings, atol=1e-9)
+    assert len(ended) == 2
+
+
 def test_a_start_on_a_sample_ends_at_the_same_optimum(monkeypatch: Any) -> None:
     X = draw_rows(1500, 7)
     expected = fit(X, path=20)
