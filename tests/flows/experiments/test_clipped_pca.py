@@ -87,6 +87,14 @@ def test_the_limits_of_the_ring_are_those_of_a_triangle_wave(finished: Path) -> 
     )
 
 
+@pytest.mark.matrix
+def test_clipped_pca_draws_rings_better_and_sooner_than_networks(finished: Path) -> None:
+    clipped, ridge, free = table(finished / "ring_networks")
+    assert clipped["model"] == "clipped PCA"
+    assert clipped["correlation_error"] < 0.03 < ridge["correlation_error"] < 0.3
+    assert 0.9 < clipped["arcs"] < free["arcs"]
+
+
 # Images
 
 
