@@ -21,7 +21,15 @@ from pipeline.errors import ClusterLost, FitError, keep_placeholder
 from pipeline.executors.dask import DaskExecutor, check_workers
 from pipeline.executors.dask_monitor import ClusterMonitor, close_client
 
-_SPILL_THRESHOLDS = ("target", "spill", "pause")
+_LOCAL_CONFIG: dict[str, object] = {
+    # Results are small. A worker out of memory should fail, not spill pickles to disk.
+    **{f"distributed.worker.memory.{name}": False for name in ("target", "spill", "pause")},
+    "distributed.scheduler.http.routes": [],  # pages that anyone could read
+    # After 15 s without a worker, Dask would give up the nanny that is just restarting it.
+    "distributed.deploy.lost-worker-timeout": "365 days",
+    **{f"distributed.nanny.pre-spawn-environ.{k}": text for k, text in MALLOC_VARIABLES.items()},
+}
+"""Dask's configuration of clusters that a command starts."""
 _WORKER_PACKAGES = ("pipeline", "storage")
 _PAUSE_SECONDS, _START_SECONDS = 0.1, 30.0
 log = logging.getLogger("latentbits")
@@ -87,7 +95,11 @@ def _make_client(cluster: Any, **options: Any) -> Client:
 @contextmanager
 def _open_dask_executor(cluster: ClusterSettings) -> Iterator[DaskExecutor]:
     if cluster.address is None:
-        with _hide_main_module(), _start_local_cluster(cluster) as local:
+        with (
+            _hide_main_module(),
+            dask.config.set(_LOCAL_CONFIG),
+            _start_local_cluster(cluster) as local,
+        ):
             connect = partial(_make_client, local, direct_to_workers=True)
             with _close_clients(cluster, connect(), connect) as executor:
                 yield executor
@@ -188,13 +200,6 @@ def _start_local_cluster(cluster: ClusterSettings) -> LocalCluster:
     Other users of this machine can connect to the ports of worker processes, but not use them:
     connections are encrypted and need a certificate that exists only in memory.
     """
-    # Results are small. A worker out of memory should fail, not spill pickles to disk.
-    dask.config.set({f"distributed.worker.memory.{name}": False for name in _SPILL_THRESHOLDS})
-    dask.config.set({"distributed.scheduler.http.routes": []})  # pages that anyone could read
-    # After 15 s without a worker, Dask would give up the nanny that is just restarting it.
-    dask.config.set({"distributed.deploy.lost-worker-timeout": "365 days"})
-    settings = "distributed.nanny.pre-spawn-environ"
-    dask.config.set({f"{settings}.{name}": text for name, text in MALLOC_VARIABLES.items()})
     processes = cluster.workers is not None
     n_workers = cluster.workers or 1
     # Dask would not find the limits of this process's own control group.

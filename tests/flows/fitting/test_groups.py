@@ -339,7 +339,7 @@ REFUSALS: dict[str, tuple[tuple[Any, ...], str]] = {
     "model": (
         ("--components", 1, *SITE),
         "--group: clipped-pca has no parameters by group. These models have: "
-        "bernoulli-mixture, binary-ica-likelihood, blica, latent-trait, linear-ivae.",
+        "bernoulli-mixture, binary-ica-likelihood, blica, ising, latent-trait, linear-ivae.",
     ),
     "no column": ((*BLICA, "--group", "sites"), "there is no per-row column 'sites'. It has: site"),
     "missing": ((*BLICA, "--group", "gap"), "row 6 has no value in column 'gap'."),

@@ -11,10 +11,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
+from copy import deepcopy
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
+import dask
 import pytest
 from cryptography import x509
 from distributed import Client
@@ -321,6 +323,13 @@ def test_logs_of_dask_are_silent_during_a_run_only(task: Callable[[int], int]) -
         assert logger.level == logging.WARNING
     finally:
         logger.setLevel(before)
+
+
+def test_other_clusters_of_the_process_keep_their_configuration() -> None:
+    before = deepcopy(dask.config.config)
+    with open_cluster(ClusterSettings()):
+        assert dask.config.get("distributed.worker.memory.pause") is False
+    assert dask.config.config == before
 
 
 @pytest.mark.matrix
