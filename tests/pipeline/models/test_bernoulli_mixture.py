@@ -190,7 +190,7 @@ def test_constant_features_and_needless_components_are_told() -> None:
 @pytest.mark.parametrize(
     ("kinds", "n_components", "said"),
     [
-        (6, None, "2 of 8; their number was doubled automatically, components=6 avoids them"),
+        (6, None, "2 of 8; their number was found automatically, components=6 avoids them"),
         (40, None, "still gain at 8, where the search for components ends; set a larger number"),
         (6, 8, "2 of 8; choose fewer components"),
         (6, 6, None),
