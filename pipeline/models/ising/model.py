@@ -393,8 +393,6 @@ class Ising(Model):
         is_running = own.is_running & ~(gains <= self.tol)
         moved = own._replace(values=values, is_active=is_active, is_running=is_running)
         auxiliary: Arrays = {**before, **after}
-        if not is_running.any() and "is_waiting" in before:
-            moved, auxiliary = self._end_waiting(moved, auxiliary)
         return self._place(state, moved, auxiliary)
 
     def _end_waiting(self, own: Regressions, auxiliary: Arrays) -> tuple[Regressions, Arrays]:
@@ -471,9 +469,13 @@ class Ising(Model):
             return self._begin_draws(state) if found is None else found
         if "fitted_values" in state.auxiliary:
             return self._begin_refit(self._end_draws(state))
-        if state.is_on_sample:
-            return None
-        if "is_last" in state.working or state.auxiliary["gains"].max(initial=0.0) > self.tol:
+        is_over = state.auxiliary["gains"].max(initial=0.0) <= self.tol
+        if "is_waiting" in state.auxiliary and is_over:
+            own, auxiliary = self._end_waiting(read_regressions(state.working), state.auxiliary)
+            if own.is_running.any():
+                return self._place(state, own, auxiliary)
+            state = replace(state, auxiliary=auxiliary)
+        if state.is_on_sample or "is_last" in state.working or not is_over:
             return None
         is_refit = "is_refit" in state.auxiliary
         is_wide = self.penalty == "lasso" and len(state.working["targets"]) > _NARROW
